@@ -1,0 +1,65 @@
+# Every target does its own set-up: a virtual environment, torch, the tools and the C++ core.
+
+PYTHON ?= python3
+TORCH := torch==2.13.0
+
+# make fuzz N=100000 SEED=1
+N ?= 10000
+SEED ?= 0
+
+BIN := .venv/bin
+TOOLS := .venv/tools.stamp
+INSTALLED := .venv/installed.stamp
+CORE := build/core.stamp
+SOURCES := $(wildcard torch_tiny/csrc/*)
+
+# Several test processes share the cores, so none of them may spin while it waits.
+ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+
+.PHONY: demo test lint fuzz bench format core clean
+
+demo: core
+	$(BIN)/python examples/digits.py
+
+test: lint
+	$(ONE_THREAD) $(BIN)/pytest -n 2
+
+lint: core
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict torch_tiny
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES)
+
+fuzz: core
+	$(ONE_THREAD) $(BIN)/python -m tests.programs --count $(N) --seed $(SEED)
+
+bench: core
+	$(BIN)/python -m bench
+
+format: core
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(SOURCES)
+
+core: $(CORE)
+
+# The first build comes with the installation; ninja then compiles only what changed.
+$(CORE): $(SOURCES) setup.py $(INSTALLED)
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+$(INSTALLED): pyproject.toml $(TOOLS)
+	$(BIN)/pip install --quiet --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+$(TOOLS):
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet $(TORCH) 'setuptools>=77' ninja
+	@touch $@
+
+# Leaves the virtual environment; without .venv all is as in a fresh clone.
+clean:
+	rm -rf build dist *.egg-info torch_tiny/_build.py torch_tiny/*.so
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -f $(INSTALLED)
+	find . -name __pycache__ -not -path './.venv/*' -exec rm -rf {} +

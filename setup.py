@@ -1,0 +1,48 @@
+"""Builds the C++ core (torch_tiny._C); everything else is in pyproject.toml."""
+
+import subprocess
+from pathlib import Path
+
+import torch
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension, get_cxx_compiler
+
+CSRC = Path("torch_tiny", "csrc")
+FLAGS = ["-O2", "-g0", "-fvisibility=hidden", "-Wall"]
+
+
+class BuildCore(BuildExtension):
+    """Compiles what changed, and notes what it was compiled with beside the result."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        # An editable install gives a fresh folder each time, which would compile everything anew.
+        self.build_temp = str(Path("build", "objects"))
+
+    def run(self) -> None:
+        super().run()
+        folder = Path(self.get_ext_fullpath("torch_tiny._C")).parent
+        (folder / "_build.py").write_text(
+            '"""Written by setup.py: what torch_tiny._C was compiled with."""\n\n'
+            f'TORCH = "{torch.__version__}"\n'
+            f'COMPILER = "{compiler()}"\n'
+        )
+
+
+def compiler() -> str:
+    """The C++ compiler's own first line about itself."""
+    answer = subprocess.run([get_cxx_compiler(), "--version"], capture_output=True, text=True)
+    return answer.stdout.splitlines()[0].replace('"', "'")
+
+
+setup(
+    ext_modules=[
+        CppExtension(
+            "torch_tiny._C",
+            sorted(map(str, CSRC.glob("*.cpp"))),
+            depends=sorted(map(str, CSRC.glob("*.h"))),
+            extra_compile_args=FLAGS,
+        )
+    ],
+    cmdclass={"build_ext": BuildCore},
+)

@@ -1,0 +1,26 @@
+"""Fixtures for all tests. TORCH_TINY_DEVICES says on which memory (cpu, cuda) they run."""
+
+import pytest
+from util import DEVICE, KIND
+
+if DEVICE == "tiny":
+    import torch_tiny  # noqa: F401  (registers the device where it is not installed)
+
+
+@pytest.fixture
+def device() -> str:
+    """The device under test."""
+    return DEVICE
+
+
+@pytest.fixture
+def kind() -> str:
+    """The memory of the device under test: "cpu" or "cuda"."""
+    return KIND
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    from opdb.summary import lines
+
+    for line in lines(terminalreporter.stats):
+        terminalreporter.write_line(line)

@@ -1,0 +1,4 @@
+"""Every operator of PyTorch's own operator database, on the device against the CPU.
+
+`items` lists what to check, `checks` says how, `samples` brings one call to both devices.
+"""

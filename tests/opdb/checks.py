@@ -1,0 +1,317 @@
+"""The checks: each takes an operator and a dtype and raises where the device differs from the CPU.
+
+A check raises NotApplicable where no sample can be checked, since the CPU refuses all of them.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from util import KIND, assert_same
+
+from opdb.compare import (
+    STRIDES,
+    NotApplicable,
+    Outcome,
+    aliases,
+    assert_same_results,
+    on_both,
+    outcome,
+    whole,
+)
+from opdb.samples import Call, Mover, samples, tensors_in, with_gaps
+
+# A body compares one call on both devices; False where the CPU refuses it.
+Body = Callable[[Call, Call], bool]
+Destination = Callable[[torch.Tensor], torch.Tensor]
+
+# Their results are whatever was in memory.
+UNINITIALIZED = {
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
+}  # fmt: skip
+
+
+def forward(op: OpInfo, dtype: torch.dtype, device: str) -> None:
+    """Results, what they share with the arguments, and the arguments afterwards."""
+    _need(_for_each(op, samples(op, dtype), device, partial(_forward, op)))
+
+
+def noncontiguous(op: OpInfo, dtype: torch.dtype, device: str) -> None:
+    """As forward, with arguments that have gaps between their elements."""
+    given = [with_gaps(sample) for sample in samples(op, dtype)]
+    _need(_for_each(op, given, device, partial(_forward, op)))
+
+
+def view(op: OpInfo, dtype: torch.dtype, device: str) -> None:
+    """Strides, offset and base of views; writes through them, which autograd sees as well."""
+    _need(_for_each(op, samples(op, dtype), device, partial(_view, op)))
+    if has_gradient(op, dtype):
+        given = samples(op, dtype, requires_grad=True)
+        body = partial(_gradients, partial(_write_through_views, op), 1)
+        _for_each(op, given, device, body)
+
+
+def inplace(op: OpInfo, dtype: torch.dtype, device: str) -> None:
+    """Writes in place are seen by an alias and by autograd, and change nothing else."""
+    given = samples(op, dtype)
+    given += [with_gaps(sample) for sample in given]
+    _need(_for_each(op, given, device, partial(_inplace, op)))
+    if has_gradient(op, dtype) and op.supports_inplace_autograd:
+        given = samples(op, dtype, requires_grad=True)
+        _for_each(op, given, device, partial(_gradients, partial(_write_in_place, op), 1))
+
+
+def out(op: OpInfo, dtype: torch.dtype, device: str) -> None:
+    """out= into a slice, into nothing, and into what has the wrong size or dtype."""
+    given = samples(op, dtype)
+    ran = [
+        _for_each(op, given, device, partial(_out, op, destination))
+        for destination in (_slice, _nothing, _too_large, _other_dtype)
+    ]
+    _need(sum(ran))
+
+
+def backward(op: OpInfo, dtype: torch.dtype, device: str) -> None:
+    """The gradients of all arguments."""
+    given = samples(op, dtype, requires_grad=True)
+    _need(_for_each(op, given, device, partial(_gradients, op, 1)))
+
+
+def second_order(op: OpInfo, dtype: torch.dtype, device: str) -> None:
+    """The gradients of the gradients."""
+    given = samples(op, dtype, requires_grad=True)
+    ran = _for_each(op, given, device, partial(_gradients, op, 2))
+    _need(ran, "the CPU has no second derivative")
+
+
+def errors(op: OpInfo, dtype: torch.dtype, device: str) -> None:  # noqa: ARG001
+    """Bad arguments raise as on the CPU, are left as they were, and the device still works."""
+    _need(_for_each(op, bad_samples(op), device, partial(_error, op)), "the CPU raises no error")
+
+
+def has_gradient(op: OpInfo, dtype: torch.dtype) -> bool:
+    """Whether the database gives `op` a gradient in `dtype`."""
+    return op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+
+
+def bad_samples(op: OpInfo) -> list[SampleInput]:
+    """What the database says `op` refuses; a GPU must not see bad indices, they end its context."""
+    found = op.error_inputs_func
+    if found is None:
+        return []
+    return [error.sample_input.transform(_on_cpu) for error in found(op, KIND)]
+
+
+def shares_memory(op: OpInfo, dtype: torch.dtype) -> bool:
+    """Whether a result of `op` is a view of an argument, for one of its first samples."""
+    for sample in samples(op, dtype, limit=6):
+        call = Call(op, sample, "cpu")
+        want = outcome(call, lambda call: call.run(op))
+        if want.error is None and _views(want.value, call):
+            return True
+    return False
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, torch.Tensor) and value.is_cuda else value
+
+
+def _for_each(op: OpInfo, given: list[SampleInput], device: str, body: Body) -> int:
+    """Run `body` on each sample; how many the CPU did not refuse."""
+    ran = 0
+    for sample in given:
+        cpu, dev = Call(op, sample, "cpu"), Call(op, sample, device)
+        if not cpu.concerns_device:
+            continue
+        try:
+            ran += body(cpu, dev)
+        except Exception as error:
+            error.add_note(f"in {sample.summary()}")
+            raise
+    return ran
+
+
+def _need(ran: int, otherwise: str = "the CPU refuses every sample") -> None:
+    if not ran:
+        raise NotApplicable(otherwise)
+
+
+def _forward(op: OpInfo, cpu: Call, dev: Call) -> bool:
+    want, got = on_both(cpu, dev, lambda call: call.run(op))
+    if want.error is None:
+        assert_same_results(got.value, want.value, dev, cpu, values=_predictable(op, want))
+    assert_same(dev.tensors, cpu.tensors, values=not (want.random and KIND == "cuda"))
+    return want.error is None
+
+
+def _predictable(op: OpInfo, want: Outcome) -> bool:
+    """Whether the device has to give the very values the CPU gives."""
+    return op.name not in UNINITIALIZED and not (want.random and KIND == "cuda")
+
+
+def _view(op: OpInfo, cpu: Call, dev: Call) -> bool:
+    want, got = on_both(cpu, dev, lambda call: call.run(op))
+    if want.error is not None or not _views(want.value, cpu):
+        return False
+    assert_same_results(got.value, want.value, dev, cpu, strides=True)
+    ours, theirs = _bases(got.value, dev), _bases(want.value, cpu)
+    assert ours == theirs, f"results are views of arguments {ours}, not {theirs}"
+    results = {cpu: list(tensors_in(want.value)), dev: list(tensors_in(got.value))}
+    for i, result in enumerate(results[cpu]):
+        fresh = torch.randint(0, 100, result.shape).to(result.dtype)
+        on_both(cpu, dev, lambda call, i=i, fresh=fresh: results[call][i].copy_(fresh))
+        assert_same(results[dev], results[cpu])
+        assert_same([whole(t) for t in dev.tensors], [whole(t) for t in cpu.tensors])
+    on_both(cpu, dev, lambda call: [t.zero_() for t in call.tensors])
+    assert_same(results[dev], results[cpu])
+    return True
+
+
+def _views(result: Any, call: Call) -> bool:
+    """Whether a result is a tensor of its own that shares memory with an argument."""
+    return any(itself is None and base is not None for itself, base in aliases(result, call))
+
+
+def _bases(result: Any, call: Call) -> list[tuple[bool, int | None]]:
+    """For each tensor of a result: whether it is a view, and of which argument."""
+    arguments = {id(t): i for i, t in enumerate(call.tensors)}
+    return [(t._is_view(), arguments.get(id(t._base))) for t in tensors_in(result)]
+
+
+def _write_through_views(op: OpInfo, given: Any, *args: Any, **kwargs: Any) -> Any:
+    """A copy of the input after all the views that `op` makes of it were written through."""
+    base = given.clone()
+    for result in tensors_in(op(base, *args, **kwargs)):
+        if result._base is base:
+            result.mul_(2)
+    return base
+
+
+def _inplace(op: OpInfo, cpu: Call, dev: Call) -> bool:
+    want, got = on_both(cpu, dev, lambda call: call.run(partial(_aliased_write, op)))
+    known = _predictable(op, want)
+    if want.error is None:
+        assert_same(got.value, want.value, values=known)
+    assert_same(dev.tensors, cpu.tensors, values=known)
+    ours, theirs = ([t._version for t in call.tensors] for call in (dev, cpu))
+    assert ours == theirs, f"versions {ours}, not {theirs}"
+    return want.error is None
+
+
+def _aliased_write(op: OpInfo, given: torch.Tensor, *args: Any, **kwargs: Any) -> list[Any]:
+    alias, memory = given.view(given.shape), whole(given)
+    result = op.inplace_variant(given, *args, **kwargs)
+    return [result is given, result, alias, memory, alias._version]
+
+
+def _write_in_place(op: OpInfo, given: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """A copy of the input changed in place, and the same seen through an alias."""
+    copy = given.clone()
+    alias = copy.view(copy.shape)
+    op.inplace_variant(copy, *args, **kwargs)
+    return copy, alias
+
+
+def _out(op: OpInfo, destination: Destination, cpu: Call, dev: Call) -> bool:
+    results = list(tensors_in(outcome(cpu, lambda call: call.run(op)).value))
+    if not results or any(t.layout != torch.strided for t in results):
+        return False
+    made = [destination(result) for result in results]
+    given = {call: Mover(call.device)(made) for call in (cpu, dev)}
+    want, got = on_both(cpu, dev, lambda call: call.run(op, out=_as_argument(given[call])))
+    seen = _itself if destination in (_nothing, _too_large) else whole
+    ours, theirs = ([seen(t) for t in given[call]] for call in (dev, cpu))
+    assert_same(ours, theirs, strides=STRIDES, values=_predictable(op, want))
+    if want.error is None:
+        assert got.warned == want.warned, f"warned {got.warned}, the CPU {want.warned}"
+        assert _are(got.value, given[dev]) == _are(want.value, given[cpu]), "a result is not out="
+    return want.error is None
+
+
+def _are(results: Any, given: list[torch.Tensor]) -> list[bool]:
+    """For each result whether it is the tensor that was given for it; some return nothing."""
+    return [result is one for result, one in zip(tensors_in(results), given, strict=False)]
+
+
+def _as_argument(given: list[torch.Tensor]) -> Any:
+    return given[0] if len(given) == 1 else tuple(given)
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _slice(result: torch.Tensor) -> torch.Tensor:
+    """Every second element of a larger tensor."""
+    if result.dim() == 0:
+        return torch.ones(3, dtype=result.dtype)[1]
+    *outer, inner = result.shape
+    larger = [size + 2 for size in outer[:1]] + [*outer[1:], 2 * inner + 1]
+    inside = [slice(1, -1) for _ in outer[:1]] + [..., slice(1, None, 2)]
+    return torch.ones(larger, dtype=result.dtype)[tuple(inside)]
+
+
+def _nothing(result: torch.Tensor) -> torch.Tensor:
+    return torch.ones(0, dtype=result.dtype)
+
+
+def _too_large(result: torch.Tensor) -> torch.Tensor:
+    return torch.ones(result.numel() + 1, dtype=result.dtype)
+
+
+def _other_dtype(result: torch.Tensor) -> torch.Tensor:
+    """A dtype that the result cannot be cast to, where there is one."""
+    narrower = torch.int64 if result.is_floating_point() or result.is_complex() else torch.bool
+    return torch.ones_like(result, dtype=torch.float32 if result.dtype == torch.bool else narrower)
+
+
+def _gradients(function: Callable[..., Any], order: int, cpu: Call, dev: Call) -> bool:
+    """Differentiate a function `order` times by everything it depends on."""
+    want, got = on_both(cpu, dev, lambda call: call.process(call.run(function)))
+    known = not (want.random and KIND == "cuda")
+    values = {cpu: _differentiable(want.value), dev: _differentiable(got.value)}
+    leaves = {call: _differentiable(call.tensors) for call in (cpu, dev)}
+    for i in range(order):
+        if not values[cpu] or not leaves[cpu]:
+            return False
+        ours, theirs = len(values[dev]), len(values[cpu])
+        assert ours == theirs, f"{ours} results require a gradient, not {theirs}"
+        more = i + 1 < order
+        made = _weights(values[cpu], requires_grad=more)
+        weights = {call: Mover(call.device)(made) for call in (cpu, dev)}
+        want, got = on_both(cpu, dev, lambda call, weights=weights, more=more: torch.autograd.grad(
+            values[call], leaves[call], weights[call], allow_unused=True, create_graph=more
+        ))  # fmt: skip
+        if want.error is not None:
+            return False
+        assert_same(got.value, want.value, strides=STRIDES, offset=False, values=known)
+        for call, grads in ((cpu, want.value), (dev, got.value)):
+            values[call] = _differentiable(grads)
+            leaves[call] = leaves[call] + weights[call]
+    return True
+
+
+def _differentiable(tree: Any) -> list[torch.Tensor]:
+    return [t for t in tensors_in(tree) if t.requires_grad]
+
+
+def _weights(values: list[torch.Tensor], requires_grad: bool) -> list[torch.Tensor]:
+    """What the values are weighted with: random numbers, and for every second one an expanded 1."""
+    one = torch.ones(())
+    return [
+        (torch.randn(t.shape).to(t.dtype) if i % 2 == 0 else one.to(t.dtype).expand(t.shape))
+        .requires_grad_(requires_grad)
+        for i, t in enumerate(values)
+    ]  # fmt: skip
+
+
+def _error(op: OpInfo, cpu: Call, dev: Call) -> bool:
+    sizes = [t.shape for t in cpu.tensors]
+    want, _ = on_both(cpu, dev, lambda call: call.run(op), may_differ=False)
+    for actual, expected, size in zip(dev.tensors, cpu.tensors, sizes, strict=True):
+        # One that was resized before the error holds whatever was in memory.
+        assert_same(actual, expected, values=expected.shape == size)
+    assert (torch.ones(3, device=dev.device) + 1).tolist() == [2, 2, 2]
+    return want.error is not None

@@ -1,0 +1,123 @@
+"""What a call did on one device, and whether the other device did the same."""
+
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from util import KIND, assert_same
+
+from opdb.samples import Call, seed, tensors_in
+
+# Strides are the CPU's on cpu memory; on a GPU its kernels choose those of their results.
+STRIDES = KIND == "cpu"
+
+
+class NotApplicable(Exception):  # noqa: N818 (not an error)
+    """The CPU cannot do this either: there is nothing to compare with."""
+
+
+@dataclass
+class Outcome:
+    """What a call gave: a value, or an error; the warnings; whether it drew random numbers."""
+
+    value: Any = None
+    error: Exception | None = None
+    warned: tuple[str, ...] = ()
+    random: bool = False
+
+
+def outcome(call: Call, function: Callable[[Call], Any], *, finish: bool = False) -> Outcome:
+    """Run `function` with fresh seeds; with `finish`, also what the device may have put off."""
+    result = Outcome()
+    seed()
+    state = torch.get_rng_state()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            result.value = function(call)
+            if finish:
+                synchronize(call.device)
+        except Exception as error:
+            result.error = error
+    result.warned = tuple(f"{w.category.__name__}: {plain(str(w.message))}" for w in caught)
+    result.random = not torch.equal(torch.get_rng_state(), state)
+    return result
+
+
+def on_both(
+    cpu: Call, device: Call, function: Callable[[Call], Any], *, may_differ: bool = KIND == "cuda"
+) -> tuple[Outcome, Outcome]:
+    """The outcomes of `function` on the CPU and on the device; errors have to be the same.
+
+    Where they may differ, since a GPU can do more, the device is not asked after an error.
+    """
+    want = outcome(cpu, function)
+    if want.error is not None and may_differ:
+        return want, Outcome()
+    got = outcome(device, function, finish=want.error is not None)
+    assert_same_error(got.error, want.error)
+    return want, got
+
+
+def assert_same_error(got: Exception | None, want: Exception | None) -> None:
+    """The same type and message, up to the device's name and what the device has to add to it."""
+    if want is None:
+        if got is not None:
+            raise got
+        return
+    expected = f"{type(want).__name__}: {plain(str(want))}"
+    assert got is not None, f"no error, but the CPU raises {expected}"
+    actual = f"{type(got).__name__}: {plain(str(got))}"
+    assert type(got) is type(want), f"{actual}\nbut the CPU raises\n{expected}"
+    if KIND == "cpu":  # a GPU's kernels have their own words
+        assert plain(str(want)) in plain(str(got)), f"{actual}\nbut the CPU raises\n{expected}"
+
+
+def assert_same_results(
+    got: Any, want: Any, device: Call, cpu: Call, *, strides: bool = STRIDES, values: bool = True
+) -> None:
+    """The same results, on the device, which share memory with the same arguments."""
+    raw = values and KIND == "cpu"
+    assert_same(got, want, strides=strides, offset=strides, values=raw)
+    if values and not raw:
+        # A factorization is unique up to signs only; the database says how to compare it.
+        assert_same(device.process(got), cpu.process(want), strides=False, offset=False)
+    for tensor in tensors_in(got):
+        assert tensor.device.type == torch.device(device.device).type, (
+            f"a result is on {tensor.device}"
+        )
+    ours, theirs = aliases(got, device), aliases(want, cpu)
+    assert ours == theirs, f"results share memory with arguments {ours}, not {theirs}"
+
+
+def aliases(result: Any, call: Call) -> list[tuple[int | None, int | None]]:
+    """For each tensor of a result: which argument it is, and whose memory it shares."""
+    arguments = {id(t): i for i, t in enumerate(call.tensors)}
+    storages = {storage_of(t): i for i, t in reversed(list(enumerate(call.tensors)))}
+    storages.pop(None, None)
+    return [(arguments.get(id(t)), storages.get(storage_of(t))) for t in tensors_in(result)]
+
+
+def storage_of(tensor: torch.Tensor) -> int | None:
+    """The identity of a tensor's storage; None where it has none of its own."""
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else None
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All the memory that a tensor is a part of, as a flat tensor."""
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.detach().as_strided((size,), (1,), 0)
+
+
+def synchronize(device: str) -> None:
+    """Wait until everything asked of the device is done."""
+    if torch.device(device).type != "cpu":
+        torch.accelerator.synchronize()
+
+
+def plain(text: str) -> str:
+    """A message with the names of devices taken out."""
+    return re.sub(r"(?i)\b(tiny|privateuse(one|1)|cuda|cpu)(:\d+)?\b", "DEVICE", text)

@@ -1,0 +1,58 @@
+"""Random programs agree with the CPU at every read; `make fuzz N=10000` runs many more."""
+
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from programs import Difference, NotAProgram, as_test, check, differs, generate, reduce, seeded
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,  # the same programs in every run of the tests; the command explores
+    phases=[Phase.explicit, Phase.generate],  # leaving out statements reduces better
+    suppress_health_check=list(HealthCheck),
+)
+@given(st.randoms(use_true_random=False))
+def test_programs_equal_the_cpu(rng: Random) -> None:
+    lines, difference = generate(rng)
+    if difference:
+        smaller = reduce(lines, differs)
+        pytest.fail(as_test("new", smaller, difference), pytrace=False)
+
+
+def test_a_difference_is_found() -> None:
+    """The comparison itself: a program that does something else on the device must fail."""
+    with pytest.raises(Difference, match="t0"):
+        check("""
+            t0 = torch.zeros(3, device=device)
+            t0.add_(0 if device == "cpu" else 1)
+            synchronize()
+        """, device="cpu:0")
+
+
+def test_a_missing_error_is_found() -> None:
+    with pytest.raises(Difference, match="lost: ZeroDivisionError"):
+        check("""
+            t0 = 1 // (0 if device == "cpu" else 1) * torch.ones(3)
+            synchronize()
+        """, device="cpu:0")
+
+
+def test_reducing_keeps_what_is_needed() -> None:
+    lines = ["a", "b", "c", "d", "e", "f"]
+    assert reduce(lines, lambda some: "b" in some and "e" in some) == ["b", "e"]
+
+
+def test_reducing_never_leaves_a_name_unmade() -> None:
+    with pytest.raises(NotAProgram):
+        check("t1 = t0 + 1")
+
+
+def test_seeded_tensors_repeat() -> None:
+    import torch
+
+    assert seeded(3, (4,), torch.bfloat16).equal(seeded(3, (4,), torch.bfloat16))

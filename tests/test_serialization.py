@@ -1,0 +1,196 @@
+"""Saving, loading, pickling and copying, to the device, from it, and without it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import needs_tiny, numbers, python
+from torch import Tensor
+from util import assert_same
+
+
+def saved(value: Any, **options: Any) -> io.BytesIO:
+    buffer = io.BytesIO()
+    torch.save(value, buffer, **options)
+    buffer.seek(0)
+    return buffer
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+@pytest.mark.parametrize("source", ["cpu", "device"])
+@pytest.mark.parametrize("target", [None, "cpu", "device", "callable", "dict"])
+def test_tensors(source: str, target: str | None, weights_only: bool, device: str) -> None:
+    start = device if source == "device" else "cpu"
+    end = {None: start, "cpu": "cpu", "device": device, "callable": device, "dict": device}[target]
+    to: Any = {None: None, "cpu": "cpu", "device": device, "callable": lambda s, _: s.to(device)
+               if device != "cpu" else s, "dict": {start: device}}[target]
+    if target == "dict" and device != "cpu":
+        to = {"cpu": device, f"{device}:0": f"{device}:0"}
+    x = numbers(3, 4)
+    value = {"x": x.to(start) + 0, "n": 3, "list": [x.to(start).T]}
+    got = torch.load(saved(value), map_location=to, weights_only=weights_only)
+    assert got["x"].device.type == end
+    assert got["n"] == 3
+    assert_same(got["x"], x)
+    assert_same(got["list"][0], x.T)
+
+
+def test_pending_work_is_saved(device: str) -> None:
+    x = torch.ones(3, device=device)
+    x.add_(1)
+    view = x[1:]
+    view.mul_(3)
+    assert torch.load(saved(x)).tolist() == [2, 6, 6]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int8,
+                                   torch.bool, torch.complex64, torch.uint8, torch.int64])
+def test_dtypes(dtype: torch.dtype, device: str) -> None:
+    x = (numbers(4) * 3).to(dtype)
+    got = torch.load(saved(x.to(device)))
+    assert got.device.type == device
+    assert_same(got, x)
+
+
+def test_views_share_storage_after_loading(device: str) -> None:
+    x = numbers(4, 4).to(device)
+    got, row = torch.load(saved([x, x[1]]))
+    row.zero_()
+    assert got[1].tolist() == [0, 0, 0, 0]
+    assert row.storage_offset() == 4
+
+
+def test_a_file(tmp_path: Path, device: str) -> None:
+    path = tmp_path / "x.pt"
+    torch.save(numbers(100).to(device), path)
+    assert_same(torch.load(path), numbers(100))
+    assert_same(torch.load(path, map_location="cpu", mmap=True), numbers(100))
+
+
+def test_legacy_format(device: str) -> None:
+    x = numbers(5).to(device)
+    got = torch.load(saved(x, _use_new_zipfile_serialization=False))
+    assert got.device.type == device
+    assert_same(got, numbers(5))
+
+
+@needs_tiny
+def test_a_file_is_readable_where_the_device_is_not_installed(tmp_path: Path, device: str) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"w": numbers(3).to(device)}, path)
+    out = python(
+        f"import torch; print(torch.load({str(path)!r}, map_location='cpu')['w'].tolist())",
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+    assert out.strip() == str(numbers(3).tolist())
+
+
+def test_pickle(device: str) -> None:
+    x = numbers(3, 2).to(device)
+    got = pickle.loads(pickle.dumps([x, x.T]))
+    assert got[0].device.type == device
+    assert_same(got[0], numbers(3, 2))
+    assert_same(got[1], numbers(3, 2).T)
+
+
+def test_deepcopy_and_copy(device: str) -> None:
+    x = numbers(3, 2).to(device).requires_grad_()
+    (x * 2).sum().backward()
+    deep, shallow = copy.deepcopy(x), copy.copy(x.detach())
+    assert deep.device == x.device
+    assert deep.requires_grad
+    assert_same(deep.grad, torch.full((3, 2), 2.0))
+    with torch.no_grad():
+        x.zero_()
+    assert_same(deep, numbers(3, 2))
+    assert_same(shallow, torch.zeros(3, 2))
+
+
+def test_deepcopy_of_views_keeps_sharing(device: str) -> None:
+    x = numbers(4, 4).to(device)
+    got, row = copy.deepcopy([x, x[1]])
+    row.zero_()
+    assert got[1].tolist() == [0, 0, 0, 0]
+    assert x[1].tolist() == numbers(4, 4)[1].tolist()
+
+
+def make(where: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).to(where)
+    return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, where: str) -> float:
+    optimizer.zero_grad()
+    loss = model(numbers(5, 3).to(where)).pow(3).mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+@pytest.mark.parametrize("source", ["cpu", "device"])
+def test_training_goes_on_from_a_checkpoint(source: str, device: str) -> None:
+    start, end = (device, "cpu") if source == "device" else ("cpu", device)
+    model, optimizer = make(start)
+    train(model, optimizer, start)
+    file = saved({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    expected = [train(model, optimizer, start) for _ in range(3)]
+    state = torch.load(file, map_location=end)
+    model, optimizer = make(end)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    assert [train(model, optimizer, end) for _ in range(3)] == pytest.approx(expected)
+
+
+def test_load_state_dict_assign(device: str) -> None:
+    model, _ = make(device)
+    state = {k: v.cpu() + 1 for k, v in model.state_dict().items()}
+    with torch.device("meta"):
+        other = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    other.load_state_dict({k: v.to(device) for k, v in state.items()}, assign=True)
+    assert_same(other.state_dict()["0.weight"], state["0.weight"])
+
+
+def test_whole_modules(device: str) -> None:
+    model, _ = make(device)
+    got = torch.load(saved(model), weights_only=False)
+    assert_same(got.state_dict(), {k: v.cpu() for k, v in model.state_dict().items()})
+    assert copy.deepcopy(model)[0].weight.device.type == device
+
+
+def test_parameters_and_buffers(device: str) -> None:
+    got = torch.load(saved(torch.nn.Parameter(numbers(3).to(device))))
+    assert isinstance(got, torch.nn.Parameter)
+    assert got.device.type == device
+    assert_same(got, numbers(3))
+
+
+@needs_tiny
+def test_share_memory_is_refused_clearly(device: str) -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)shared.*\.cpu\(\)"):
+        numbers(3).to(device).share_memory_()
+
+
+def test_untyped_storage(device: str) -> None:
+    x = numbers(3).to(device)
+    storage = torch.load(saved(x.untyped_storage()), weights_only=False)
+    assert storage.device.type == device
+    assert storage.nbytes() == 12
+    y = torch.empty(0, device=device).set_(storage.clone())
+    assert_same(y, numbers(3))
+    assert x.untyped_storage().cpu().tolist() == x.cpu().untyped_storage().tolist()
+
+
+def test_repr(device: str) -> None:
+    suffix = "" if device == "cpu" else f", device='{device}:0'"
+    assert repr(torch.ones(2, device=device)) == f"tensor([1., 1.]{suffix})"
+    assert "requires_grad=True" in repr(torch.ones(2, device=device, requires_grad=True))
+    assert repr(torch.empty(0, device=device).long()).startswith("tensor([]")
+    long: Tensor = torch.arange(5000, device=device)
+    assert "..." in repr(long)

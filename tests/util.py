@@ -1,0 +1,72 @@
+"""What every test shares: the device under test, and comparing it with its oracle, the CPU."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+# Another device may stand in for tiny, to try the tests themselves.
+DEVICE = os.environ.get("TORCH_TINY_TEST_DEVICE", "tiny")
+KIND = "cuda" if os.environ.get("TORCH_TINY_DEVICES", "cpu").startswith("cuda") else "cpu"
+
+# On cpu memory the CPU's own kernels run; on a GPU others do, which add up in another order.
+TOLERANCE = {
+    torch.float16: (1e-2, 1e-2),
+    torch.bfloat16: (2e-2, 2e-2),
+    torch.float32: (1e-3, 1e-4),
+    torch.complex64: (1e-3, 1e-4),
+} if KIND == "cuda" else {}  # fmt: skip
+
+
+def assert_same(
+    actual: Any, expected: Any, *, strides: bool = True, offset: bool = True, values: bool = True
+) -> None:
+    """Assert that a tensor, or a structure of tensors, of the device equals the CPU's.
+
+    Shape, dtype and layout always have to agree; strides, the storage offset and the values unless
+    they are switched off. NaN equals NaN. Anything that is not a tensor is compared with `==`.
+    """
+    how = {"strides": strides, "offset": offset, "values": values}
+    if isinstance(expected, torch.Tensor):
+        assert isinstance(actual, torch.Tensor), f"{type(actual)} for a tensor"
+        _assert_same_tensor(actual, expected, **how)
+    elif isinstance(expected, Mapping):
+        assert list(actual) == list(expected)
+        for key in expected:
+            assert_same(actual[key], expected[key], **how)
+    elif isinstance(expected, Sequence) and not isinstance(expected, str):
+        assert len(actual) == len(expected), f"{len(actual)} results, not {len(expected)}"
+        for one, other in zip(actual, expected, strict=True):
+            assert_same(one, other, **how)
+    elif isinstance(expected, float | complex):
+        if values:
+            torch.testing.assert_close(actual, expected, equal_nan=True)
+    else:
+        assert actual == expected, f"{actual!r}, not {expected!r}"
+
+
+def _assert_same_tensor(
+    actual: torch.Tensor, expected: torch.Tensor, strides: bool, offset: bool, values: bool
+) -> None:
+    assert actual.shape == expected.shape, f"shape {actual.shape}, not {expected.shape}"
+    assert actual.dtype == expected.dtype, f"dtype {actual.dtype}, not {expected.dtype}"
+    assert actual.layout == expected.layout, f"layout {actual.layout}, not {expected.layout}"
+    if expected.layout == torch.strided:
+        if strides:
+            assert actual.stride() == expected.stride(), (
+                f"stride {actual.stride()}, not {expected.stride()}, of shape {expected.shape}"
+            )
+        if offset:
+            assert actual.storage_offset() == expected.storage_offset(), (
+                f"storage offset {actual.storage_offset()}, not {expected.storage_offset()}"
+            )
+        assert (actual.is_conj(), actual.is_neg()) == (expected.is_conj(), expected.is_neg())
+    if values:
+        host, oracle = actual.detach().cpu(), expected.detach()
+        if oracle.dtype == torch.complex32:  # which has no operator to compare with
+            host, oracle = host.to(torch.complex64), oracle.to(torch.complex64)
+        if oracle.layout == torch.strided and torch.equal(host, oracle):
+            return
+        rtol, atol = TOLERANCE.get(oracle.dtype, (None, None))
+        torch.testing.assert_close(host, oracle, rtol=rtol, atol=atol, equal_nan=True)

@@ -1,0 +1,65 @@
+"""The C++ core: devices, the recorder, the trace and its runs."""
+
+from typing import TypedDict
+
+from torch import Generator, Tensor
+
+class Cause(TypedDict):
+    """Why traces were run, and the line of the user's program that made it necessary."""
+
+    reason: str
+    where: str
+    count: int
+
+class Metrics(TypedDict):
+    """What has happened since the start or the last `reset_metrics`."""
+
+    calls: int
+    calls_by_op: dict[str, int]
+    at_once_by_op: dict[str, int]
+    traces: int
+    plan_hits: int
+    plan_misses: int
+    metadata_hits: int
+    metadata_misses: int
+    syncs: int
+    relayouts: int
+    causes: list[Cause]
+    seconds_recording: float
+    seconds_running: float
+
+def init(hosts: list[str], /) -> None:
+    """Make tiny:i live in the memory of hosts[i] ("cpu", "cuda:0")."""
+
+def device_count() -> int: ...
+def current_device() -> int: ...
+def set_device(index: int, /) -> None: ...
+def exchange_device(index: int, /) -> int:
+    """Set the current device and return the one before."""
+
+def device_host(index: int, /) -> str:
+    """The memory of tiny:index, as given to `init`."""
+
+def synchronize(index: int, /) -> None:
+    """Run the trace of tiny:index and wait for its memory's device."""
+
+def run(index: int, reason: str, /) -> None:
+    """Run the trace of tiny:index without waiting; `reason` goes into the metrics."""
+
+def host_alias(tensor: Tensor, /) -> Tensor:
+    """A CPU or CUDA tensor over the same memory; writes on either side are seen on the other."""
+
+def materialize(tensor: Tensor, /) -> None:
+    """Run what `tensor` depends on, so that its data_ptr is real and the data is there."""
+
+def default_generator(index: int, /) -> Generator: ...
+def metrics() -> Metrics: ...
+def reset_metrics() -> None: ...
+def memory_stats(index: int, /) -> dict[str, int]: ...
+def reset_peak_memory_stats(index: int, /) -> None: ...
+def empty_cache(index: int, /) -> None: ...
+def set_limits(calls: int, bytes: int) -> None:  # noqa: A002
+    """Limits of one trace: recorded calls and bytes pending."""
+
+def in_bad_fork() -> bool:
+    """Whether this process was forked from one that had used the device."""

@@ -1,0 +1,57 @@
+"""torch_tiny: the PyTorch device "tiny".
+
+Importing this package registers the device; an installed torch_tiny is imported by `import torch`
+itself. `torch.tiny` is `torch_tiny.device`, and `report()` tells what the device has done.
+"""
+
+import sys
+import warnings
+
+__all__ = ["__version__", "report"]
+__version__ = "0.1.0"
+
+_imported = False
+
+
+def _autoload() -> None:
+    """Entry point of `torch.backends`: a core that cannot be loaded must not take torch with it."""
+    if not _imported:
+        return  # `import torch_tiny` came first and still waits for torch; it registers
+    try:
+        _register()
+    except ImportError as error:
+        warnings.warn(f'device="tiny" is not available: {error}', stacklevel=2)
+        del sys.modules[__name__]  # so that an `import torch_tiny` raises the error
+
+
+import torch  # noqa: E402  (calls the entry point above)
+
+from torch_tiny.report import report  # noqa: E402
+
+
+def _register() -> None:
+    """Make "tiny" a device of torch: the core, torch.tiny, Tensor.tiny() and the patches."""
+    from torch_tiny import core, hosts
+
+    if hasattr(torch, "tiny"):
+        return
+    core.load(hosts.from_environment())
+
+    from torch.utils import backend_registration
+
+    from torch_tiny import device, interop, optimizer
+
+    backend_registration.rename_privateuse1_backend("tiny")
+    torch._register_device_module("tiny", device)
+    backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
+    # Autocast picks the type that it picks on the memory itself.
+    memory = torch.device(device.device_name(0)).type
+    torch.set_autocast_dtype("tiny", torch.get_autocast_dtype(memory))
+    interop.install()
+    optimizer.install()
+
+
+# While torch is still being imported it calls _autoload next, which knows what to do on errors.
+if not getattr(torch.__spec__, "_initializing", False):
+    _register()
+_imported = True

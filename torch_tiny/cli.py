@@ -1,0 +1,82 @@
+"""The command `torch-tiny`."""
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+from importlib import metadata
+
+import torch
+
+import torch_tiny
+from torch_tiny import _build, device, hosts
+
+
+def main() -> None:
+    """`torch-tiny info` prints versions, devices, and what is missing and how to get it."""
+    parser = argparse.ArgumentParser(prog="torch-tiny", description=torch_tiny.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("info", help="versions, devices, what is missing and how to get it")
+    parser.parse_args()
+    print(info())
+
+
+def info() -> str:
+    """The text of `torch-tiny info`."""
+    sections = {"versions": _versions(), "devices": _devices(), "missing": _missing()}
+    return "\n".join(
+        line
+        for title, rows in sections.items()
+        for line in [title, *(f"  {name:<20} {value}" for name, value in rows)]
+    )
+
+
+Rows = list[tuple[str, str]]
+
+
+def _versions() -> Rows:
+    return [
+        ("python", platform.python_version()),
+        ("torch", torch.__version__),
+        ("torch_tiny", torch_tiny.__version__),
+        ("core built for", f"torch {_build.TORCH}"),
+        ("core built with", _build.COMPILER),
+        ("compiler here", _compiler() or "none"),
+    ]
+
+
+def _devices() -> Rows:
+    setting = os.environ.get(hosts.VARIABLE)
+    return [
+        (hosts.VARIABLE, setting or "not set, which means cpu"),
+        ("available", ", ".join(hosts.available())),
+        *((f"tiny:{i}", _describe(i)) for i in range(device.device_count())),
+    ]
+
+
+def _describe(index: int) -> str:
+    properties = device.get_device_properties(index)
+    size = f"{properties.total_memory / 2**30:.1f} GiB"
+    return f"{device.device_name(index)}: {properties.name}, {size}"
+
+
+def _missing() -> Rows:
+    rows = []
+    if reason := hosts.why_no_cuda():
+        rows.append(("cuda", reason))
+    if _compiler() is None:
+        rows.append(("compiler", "needed to build torch_tiny: install g++ (apt install g++)"))
+    entry_points = metadata.entry_points(group="torch.backends")
+    if "torch_tiny" not in entry_points.names:
+        rows.append(("autoload", "`import torch` alone does not find it: pip install torch_tiny"))
+    return rows or [("nothing", "")]
+
+
+def _compiler() -> str | None:
+    """The first line that the C++ compiler says of itself."""
+    command = shutil.which(os.environ.get("CXX", "c++"))
+    if command is None:
+        return None
+    answer = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
+    return answer.stdout.splitlines()[0]

@@ -1,0 +1,55 @@
+"""Loads the C++ core, or says why it cannot be loaded and what to do about it."""
+
+import importlib
+from pathlib import Path
+
+import torch
+
+
+def load(hosts: list[str]) -> None:
+    """Load torch_tiny._C with one tiny device on each of `hosts`; an ImportError says how."""
+    _check_build()
+    _check_only_backend()
+    try:
+        core = importlib.import_module("torch_tiny._C")
+    except ImportError as error:
+        raise ImportError(
+            f"the C++ core of torch_tiny does not load ({error}). {_advice()}"
+        ) from error
+    core.init(hosts)
+    for package in (torch.__file__, __file__):
+        core.add_library_folder(f"{Path(package).parent}/")
+
+
+def _check_build() -> None:
+    """A core built for another torch may load and then crash, so compare before loading."""
+    try:
+        from torch_tiny import _build
+    except ImportError as error:
+        raise ImportError(f"the C++ core of torch_tiny is not built. {_advice()}") from error
+    if _minor(_build.TORCH) != _minor(torch.__version__):
+        raise ImportError(
+            f"the C++ core of torch_tiny was built for torch {_build.TORCH}, "
+            f"but this is torch {torch.__version__}. {_advice()}"
+        )
+
+
+def _check_only_backend() -> None:
+    """PyTorch has room for one device from outside."""
+    other = torch._C._get_privateuse1_backend_name()
+    if other != "privateuseone":
+        raise ImportError(
+            f'the device "{other}" is loaded already and PyTorch takes only one such device. '
+            "To choose, set TORCH_DEVICE_BACKEND_AUTOLOAD=0 and import the package you want."
+        )
+
+
+def _minor(version: str) -> list[str]:
+    """Extensions are compatible within 2.13.x."""
+    return version.split(".")[:2]
+
+
+def _advice() -> str:
+    root = Path(__file__).parent.parent
+    where = f"-e {root}" if (root / "setup.py").exists() else "--force-reinstall torch_tiny"
+    return f"Build it with: pip install --no-build-isolation {where}"

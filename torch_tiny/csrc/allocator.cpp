@@ -1,0 +1,365 @@
+#include "allocator.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StorageImpl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <bit>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <unordered_set>
+#include <vector>
+
+#include "device.h"
+
+namespace tiny {
+namespace {
+
+using c10::CachingDeviceAllocator::DeviceStats;
+using Aggregated = c10::CachingAllocator::StatType;
+
+constexpr size_t kHeader = 64;              // keeps the data aligned to a cache line
+constexpr size_t kSmallest = size_t{1} << 20;  // below this the C library is as fast
+constexpr size_t kHugePage = size_t{1} << 21;
+
+thread_local bool from_cache = false;
+
+struct Header {
+  size_t requested;
+  size_t reserved;
+};
+
+// An eighth of a power of two: at most 12.5 % is wasted and sizes repeat often.
+size_t rounded(size_t bytes) {
+  if (bytes < kSmallest) {
+    return bytes;
+  }
+  const size_t step = std::bit_floor(bytes) / 8;
+  return (bytes + step - 1) / step * step;
+}
+
+size_t physical_memory() {
+  static const size_t bytes =
+      static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+  return bytes;
+}
+
+struct Counter {
+  std::atomic<int64_t> current{0}, peak{0}, allocated{0}, freed{0};
+
+  void add(int64_t amount) {
+    const auto now = current.fetch_add(amount, std::memory_order_relaxed) + amount;
+    allocated.fetch_add(amount, std::memory_order_relaxed);
+    auto seen = peak.load(std::memory_order_relaxed);
+    while (now > seen && !peak.compare_exchange_weak(seen, now, std::memory_order_relaxed)) {
+    }
+  }
+  void remove(int64_t amount) {
+    current.fetch_sub(amount, std::memory_order_relaxed);
+    freed.fetch_add(amount, std::memory_order_relaxed);
+  }
+  void reset_peak() {
+    peak = current.load();
+  }
+  void reset_accumulated() {
+    allocated = 0;
+    freed = 0;
+  }
+  c10::CachingAllocator::Stat stat() const {
+    c10::CachingAllocator::Stat result;
+    result.current = current;
+    result.peak = peak;
+    result.allocated = allocated;
+    result.freed = freed;
+    return result;
+  }
+};
+
+class Cache {
+ public:
+  static Cache& get() {
+    static auto* cache = new Cache;
+    return *cache;
+  }
+
+  c10::DataPtr allocate(size_t bytes) {
+    if (bytes == 0) {
+      return {nullptr, c10::Device(c10::kCPU)};
+    }
+    const size_t size = rounded(bytes + kHeader);
+    auto* base = size < kSmallest ? nullptr : take(size);
+    if (base == nullptr) {
+      base = fresh(size, bytes);
+      reserved.add(static_cast<int64_t>(size));
+    }
+    new (base) Header{bytes, size};
+    allocations.add(1);
+    allocated.add(static_cast<int64_t>(size));
+    requested.add(static_cast<int64_t>(bytes));
+    return {static_cast<char*>(base) + kHeader, base, &Cache::release, c10::Device(c10::kCPU)};
+  }
+
+  void empty() {
+    std::map<size_t, std::vector<void*>> blocks;
+    {
+      std::lock_guard lock(mutex_);
+      blocks.swap(free_);
+      cached_ = 0;
+    }
+    for (auto& [size, list] : blocks) {
+      for (auto* base : list) {
+        std::free(base);
+        reserved.remove(static_cast<int64_t>(size));
+      }
+    }
+  }
+
+  Counter allocations, allocated, reserved, requested;
+  std::atomic<int64_t> retries{0}, ooms{0};
+
+ private:
+  static void release(void* base) {
+    auto& cache = get();
+    const auto [requested, size] = *static_cast<Header*>(base);
+    cache.allocations.remove(1);
+    cache.allocated.remove(static_cast<int64_t>(size));
+    cache.requested.remove(static_cast<int64_t>(requested));
+    if (size >= kSmallest && !in_bad_fork()) {
+      std::lock_guard lock(cache.mutex_);
+      if (cache.cached_ + size <= physical_memory() / 4) {
+        cache.cached_ += size;
+        cache.free_[size].push_back(base);
+        return;
+      }
+    }
+    std::free(base);
+    cache.reserved.remove(static_cast<int64_t>(size));
+  }
+
+  void* take(size_t size) {
+    std::lock_guard lock(mutex_);
+    auto found = free_.find(size);
+    if (found == free_.end() || found->second.empty()) {
+      return nullptr;
+    }
+    auto* base = found->second.back();
+    found->second.pop_back();
+    cached_ -= size;
+    return base;
+  }
+
+  void* fresh(size_t size, size_t bytes) {
+    void* base = nullptr;
+    const size_t alignment = size >= 2 * kHugePage ? kHugePage : kHeader;
+    if (posix_memalign(&base, alignment, size) != 0) {
+      retries.fetch_add(1);
+      empty();
+      if (posix_memalign(&base, alignment, size) != 0) {
+        ooms.fetch_add(1);
+        // PyTorch's own allocator fails in the words that users know from the CPU.
+        c10::GetDefaultCPUAllocator()->allocate(bytes).clear();
+        TORCH_CHECK(false, "tiny: can't allocate ", bytes, " bytes of memory");
+      }
+    }
+    if (size >= 2 * kHugePage) {
+      madvise(base, size, MADV_HUGEPAGE);
+    }
+    return base;
+  }
+
+  std::mutex mutex_;
+  std::map<size_t, std::vector<void*>> free_;
+  size_t cached_ = 0;
+};
+
+struct CpuAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    return from_cache ? Cache::get().allocate(bytes)
+                      : c10::GetDefaultCPUAllocator()->allocate(bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return c10::GetDefaultCPUAllocator()->raw_deleter();
+  }
+  void copy_data(void* dest, const void* src, size_t count) const override {
+    default_copy_data(dest, src, count);
+  }
+};
+
+CpuAllocator& cpu_allocator() {
+  static auto* allocator = new CpuAllocator;
+  return *allocator;
+}
+
+c10::DeviceAllocator* host_allocator(c10::DeviceIndex index) {
+  const auto host = host_device(index);
+  return host.type() == c10::kCPU ? nullptr : c10::getDeviceAllocator(host.type());
+}
+
+struct TinyAllocator final : c10::DeviceAllocator {
+  // Storages get their memory when they are computed, so nothing is allocated here.
+  c10::DataPtr allocate(size_t /*bytes*/) override {
+    return {nullptr, c10::Device(kTiny, current_device())};
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return nullptr;
+  }
+  void copy_data(void* /*dest*/, const void* /*src*/, size_t /*count*/) const override {
+    TORCH_CHECK(false, "tiny: copy tensors, not raw memory");
+  }
+  bool initialized() override {
+    return true;
+  }
+  void emptyCache(c10::MempoolId_t /*pool*/ = {0, 0}) override {
+    empty_cache();
+  }
+  void recordStream(const c10::DataPtr& /*ptr*/, c10::Stream /*stream*/) override {}
+  DeviceStats getDeviceStats(c10::DeviceIndex index) override {
+    return memory_stats(index);
+  }
+  void resetAccumulatedStats(c10::DeviceIndex index) override {
+    reset_accumulated_memory_stats(index);
+  }
+  void resetPeakStats(c10::DeviceIndex index) override {
+    reset_peak_memory_stats(index);
+  }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) override {
+    if (auto* host = host_allocator(index)) {
+      return host->getMemoryInfo(host_device(index).index());
+    }
+    const auto available =
+        static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+    return {available, physical_memory()};
+  }
+};
+
+struct PinnedAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    auto memory = c10::GetDefaultCPUAllocator()->allocate(bytes);
+    auto* data = memory.get();
+    auto* held = new c10::DataPtr(std::move(memory));
+    std::lock_guard lock(mutex);
+    blocks[data] = bytes;
+    return {data, held, &PinnedAllocator::release, c10::Device(c10::kCPU)};
+  }
+  static void release(void* context) {
+    auto* held = static_cast<c10::DataPtr*>(context);
+    {
+      auto& self = *static_cast<PinnedAllocator*>(pinned_allocator());
+      std::lock_guard lock(self.mutex);
+      self.blocks.erase(held->get());
+    }
+    delete held;
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return nullptr;
+  }
+  void copy_data(void* dest, const void* src, size_t count) const override {
+    default_copy_data(dest, src, count);
+  }
+
+  std::mutex mutex;
+  std::map<const void*, size_t> blocks;
+};
+
+}  // namespace
+
+AllocateFromCache::AllocateFromCache() : previous_(from_cache) {
+  from_cache = true;
+}
+
+AllocateFromCache::~AllocateFromCache() {
+  from_cache = previous_;
+}
+
+void install_allocator() {
+  static auto* tiny_allocator = new TinyAllocator;
+  c10::SetAllocator(kTiny, tiny_allocator, 1);
+  c10::SetCPUAllocator(&cpu_allocator(), 1);
+}
+
+c10::intrusive_ptr<c10::StorageImpl> allocate_host(c10::DeviceIndex index, size_t nbytes) {
+  const auto host = host_device(index);
+  AllocateFromCache guard;
+  c10::OptionalDeviceGuard on_host;
+  if (host.type() != c10::kCPU) {
+    on_host.reset_device(host);
+  }
+  return c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(),
+      static_cast<int64_t>(nbytes),
+      c10::GetAllocator(host.type()),
+      /*resizable=*/true);
+}
+
+c10::Allocator* pinned_allocator() {
+  static auto* allocator = new PinnedAllocator;
+  return allocator;
+}
+
+bool is_pinned(const void* data) {
+  auto& pinned = *static_cast<PinnedAllocator*>(pinned_allocator());
+  std::lock_guard lock(pinned.mutex);
+  auto after = pinned.blocks.upper_bound(data);
+  if (after == pinned.blocks.begin()) {
+    return false;
+  }
+  const auto& [begin, bytes] = *std::prev(after);
+  return data == begin || data < static_cast<const char*>(begin) + bytes;
+}
+
+DeviceStats memory_stats(c10::DeviceIndex index) {
+  if (auto* host = host_allocator(index)) {
+    return host->getDeviceStats(host_device(index).index());
+  }
+  constexpr auto aggregate = static_cast<size_t>(Aggregated::AGGREGATE);
+  auto& cache = Cache::get();
+  DeviceStats stats;
+  stats.allocation[aggregate] = cache.allocations.stat();
+  stats.active[aggregate] = cache.allocations.stat();
+  stats.allocated_bytes[aggregate] = cache.allocated.stat();
+  stats.active_bytes[aggregate] = cache.allocated.stat();
+  stats.reserved_bytes[aggregate] = cache.reserved.stat();
+  stats.requested_bytes[aggregate] = cache.requested.stat();
+  stats.num_alloc_retries = cache.retries;
+  stats.num_ooms = cache.ooms;
+  return stats;
+}
+
+void reset_peak_memory_stats(c10::DeviceIndex index) {
+  if (auto* host = host_allocator(index)) {
+    return host->resetPeakStats(host_device(index).index());
+  }
+  auto& cache = Cache::get();
+  for (auto* counter : {&cache.allocations, &cache.allocated, &cache.reserved, &cache.requested}) {
+    counter->reset_peak();
+  }
+}
+
+void reset_accumulated_memory_stats(c10::DeviceIndex index) {
+  if (auto* host = host_allocator(index)) {
+    return host->resetAccumulatedStats(host_device(index).index());
+  }
+  auto& cache = Cache::get();
+  for (auto* counter : {&cache.allocations, &cache.allocated, &cache.reserved, &cache.requested}) {
+    counter->reset_accumulated();
+  }
+}
+
+void empty_cache() {
+  Cache::get().empty();
+  for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
+    if (auto* host = host_allocator(index)) {
+      host->emptyCache();
+    }
+  }
+}
+
+size_t memory_limit(c10::DeviceIndex index) {
+  return host_device(index).type() == c10::kCPU ? physical_memory() : SIZE_MAX;
+}
+
+}  // namespace tiny

@@ -1,0 +1,96 @@
+// Copies: within a device they are recorded; from and to other devices they cross memories.
+#include <ATen/ops/_local_scalar_dense.h>
+#include <ATen/ops/copy.h>
+#include <ATen/ops/resize.h>
+#include <torch/library.h>
+
+#include "host_call.h"
+#include "record.h"
+#include "run.h"
+#include "storage.h"
+
+namespace tiny {
+namespace {
+
+const c10::OperatorHandle& copy_operator() {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  return op;
+}
+
+bool is_tiny(const at::Tensor& tensor) {
+  return tensor.device().type() == kTiny;
+}
+
+void record_copy(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
+  c10::Stack stack{to, from, non_blocking};
+  record(copy_operator(), &stack);
+}
+
+void copy_in(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
+  auto& queue = Queue::of(to.device().index());
+  // Memory that no recorded call knows of can be written now; else the values wait for their turn.
+  if (queue.is_pending(TinyStorage::of(to))) {
+    return record_copy(to, from, non_blocking);
+  }
+  queue.settle(TinyStorage::of(to), "copy to the device", [&] {
+    HostScope scope(to.device().index());
+    host_tensor(to).copy_(from, non_blocking);
+  });
+}
+
+void copy_out(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
+  Queue::of(from.device().index()).settle(TinyStorage::of(from), "copy", [&] {
+    HostScope scope(from.device().index());
+    to.copy_(host_tensor(from), non_blocking);
+  });
+}
+
+// Both queues are run before the copy; the memories' own devices know how to reach each other.
+void copy_across(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
+  Queue::of(to.device().index()).run("copy between devices");
+  Queue::of(from.device().index()).run_then("copy between devices", [&] {
+    HostScope scope(to.device().index());
+    host_tensor(to).copy_(host_tensor(from), non_blocking);
+  });
+}
+
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  check_usable();
+  mark_used();
+  if (to.numel() == 0) {
+    return to;
+  }
+  if (!is_tiny(to)) {
+    copy_out(to, from, non_blocking);
+  } else if (!is_tiny(from)) {
+    copy_in(to, from, non_blocking);
+  } else if (to.device() == from.device()) {
+    record_copy(to, from, non_blocking);
+  } else {
+    copy_across(to, from, non_blocking);
+  }
+  return to;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
+  to.resize_(from.sizes());
+  return copy_from(from, to, false);
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  at::Scalar result;
+  Queue::of(self.device().index()).settle(TinyStorage::of(self), "item", [&] {
+    HostScope scope(self.device().index());
+    result = at::_local_scalar_dense(host_tensor(self));
+  });
+  return result;
+}
+
+}  // namespace
+}  // namespace tiny
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_copy_from", &tiny::copy_from);
+  m.impl("_copy_from_and_resize", &tiny::copy_from_and_resize);
+  m.impl("_local_scalar_dense", &tiny::local_scalar_dense);
+}

@@ -1,0 +1,109 @@
+#include "device.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <pthread.h>
+
+#include <atomic>
+
+namespace tiny {
+namespace {
+
+std::vector<c10::Device>& hosts() {
+  static auto* devices = new std::vector<c10::Device>{c10::Device(c10::kCPU)};
+  return *devices;
+}
+
+std::atomic<bool> used{false};
+std::atomic<bool> bad_fork{false};
+thread_local c10::DeviceIndex current = 0;
+
+void after_fork_in_child() {
+  if (used.load()) {
+    bad_fork = true;
+  }
+}
+
+void check_index(c10::DeviceIndex index) {
+  TORCH_CHECK(
+      index >= 0 && index < device_count(),
+      "tiny:",
+      static_cast<int>(index),
+      " does not exist: there ",
+      device_count() == 1 ? "is 1 tiny device" : "are ",
+      device_count() == 1 ? "" : std::to_string(device_count()) + " tiny devices",
+      " (set by TORCH_TINY_DEVICES)");
+}
+
+}  // namespace
+
+void init_devices(const std::vector<std::string>& names) {
+  TORCH_CHECK(!used.load(), "the tiny devices cannot be changed after they were used");
+  std::vector<c10::Device> devices;
+  for (const auto& name : names) {
+    devices.emplace_back(name);
+  }
+  hosts() = std::move(devices);
+  static const int registered = pthread_atfork(nullptr, nullptr, &after_fork_in_child);
+  (void)registered;
+}
+
+c10::DeviceIndex device_count() noexcept {
+  return static_cast<c10::DeviceIndex>(hosts().size());
+}
+
+c10::Device host_device(c10::DeviceIndex index) {
+  check_index(index);
+  return hosts()[index];
+}
+
+c10::DeviceIndex current_device() noexcept {
+  return current;
+}
+
+void set_device(c10::DeviceIndex index) {
+  check_index(index);
+  current = index;
+}
+
+c10::DeviceIndex exchange_device(c10::DeviceIndex index) {
+  const auto previous = current;
+  if (index >= 0) {
+    set_device(index);
+  }
+  return previous;
+}
+
+c10::Device with_index(c10::Device device) {
+  if (device.has_index()) {
+    check_index(device.index());
+    return device;
+  }
+  return {kTiny, current};
+}
+
+void check_usable() {
+  TORCH_CHECK(
+      !bad_fork.load(std::memory_order_relaxed),
+      "Cannot use the tiny device in a process that was forked after the device was used. "
+      "Use the 'spawn' start method of multiprocessing, or fork before the first tiny tensor.");
+}
+
+void mark_used() noexcept {
+  if (!used.load(std::memory_order_relaxed)) {
+    used = true;
+  }
+}
+
+bool in_bad_fork() noexcept {
+  return bad_fork;
+}
+
+void wait_for_host(c10::DeviceIndex index) {
+  const auto host = host_device(index);
+  if (host.type() != c10::kCPU) {
+    c10::impl::VirtualGuardImpl(host.type()).synchronizeDevice(host.index());
+  }
+}
+
+}  // namespace tiny

@@ -1,0 +1,35 @@
+// The tiny devices: which host memory is behind tiny:i, and which one is current.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <string>
+#include <vector>
+
+namespace tiny {
+
+constexpr c10::DeviceType kTiny = c10::DeviceType::PrivateUse1;
+
+// Names the memory behind tiny:0, tiny:1, ... ("cpu", "cuda:0"). Called once, when imported.
+void init_devices(const std::vector<std::string>& hosts);
+
+c10::DeviceIndex device_count() noexcept;
+c10::Device host_device(c10::DeviceIndex index);
+
+// The current device of this thread.
+c10::DeviceIndex current_device() noexcept;
+void set_device(c10::DeviceIndex index);
+c10::DeviceIndex exchange_device(c10::DeviceIndex index);
+
+// tiny without an index is the current tiny device.
+c10::Device with_index(c10::Device device);
+
+// Raises in a process that was forked after the device was used.
+void check_usable();
+void mark_used() noexcept;
+bool in_bad_fork() noexcept;
+
+// Waits until the memory's own device has done what was asked of it (nothing to do on the CPU).
+void wait_for_host(c10::DeviceIndex index);
+
+}  // namespace tiny

@@ -1,0 +1,81 @@
+#include "host_call.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/clone.h>
+
+#include <unordered_map>
+
+#include "generator.h"
+#include "storage.h"
+
+namespace tiny {
+namespace {
+
+const c10::DispatchKeySet kIncluded{c10::DispatchKey::BackendSelect};
+const c10::DispatchKeySet kExcluded =
+    c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+
+}  // namespace
+
+HostScope::HostScope(c10::DeviceIndex index)
+    : no_inference_mode_(false), no_grad_(false), keys_(kIncluded, kExcluded) {
+  const auto host = host_device(index);
+  if (host.type() != c10::kCPU) {
+    device_.reset_device(host);
+  }
+}
+
+at::Tensor copy_on_host(const at::Tensor& tensor) {
+  HostScope scope(current_device());
+  return at::clone(tensor);
+}
+
+std::vector<at::Tensor> meta_tensors(const Arguments& arguments) {
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> storages;
+  std::vector<at::Tensor> metas;
+  metas.reserve(arguments.tensors.size());
+  for (const auto* tensor : arguments.tensors) {
+    auto& storage = storages[tensor->storage().unsafeGetStorageImpl()];
+    if (!storage) {
+      storage = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+          c10::StorageImpl::use_byte_size_t(),
+          static_cast<int64_t>(tensor->storage().nbytes()),
+          c10::DataPtr(nullptr, c10::Device(c10::kMeta)),
+          c10::GetAllocator(c10::kMeta),
+          /*resizable=*/true));
+    }
+    auto meta = at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::Meta), tensor->dtype());
+    meta.unsafeGetTensorImpl()->set_sizes_and_strides(
+        tensor->sizes(), tensor->strides(), tensor->storage_offset());
+    if (tensor->is_conj()) {
+      meta._set_conj(true);
+    }
+    if (tensor->is_neg()) {
+      meta._set_neg(true);
+    }
+    metas.push_back(std::move(meta));
+  }
+  return metas;
+}
+
+void call_with_generator(const Operator& op, c10::DeviceIndex index, c10::Stack& stack) {
+  const auto ours = host_generator(index);
+  const auto& theirs = at::globalContext().defaultGenerator(host_device(index));
+  std::lock_guard lock(ours.unsafeGetGeneratorImpl()->mutex_);
+  const auto saved = theirs.get_state();
+  auto swap_back = [&] {
+    ours.unsafeGetGeneratorImpl()->set_state(*theirs.get_state().unsafeGetTensorImpl());
+    theirs.unsafeGetGeneratorImpl()->set_state(*saved.unsafeGetTensorImpl());
+  };
+  theirs.unsafeGetGeneratorImpl()->set_state(*ours.get_state().unsafeGetTensorImpl());
+  try {
+    op.handle.callBoxed(stack);
+  } catch (...) {
+    swap_back();
+    throw;
+  }
+  swap_back();
+}
+
+}  // namespace tiny

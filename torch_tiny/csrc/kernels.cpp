@@ -1,0 +1,185 @@
+// The operators that only make tensors or change their metadata; nothing here is recorded.
+#include <ATen/EmptyTensor.h>
+#include <ATen/InferSize.h>
+#include <ATen/native/Resize.h>
+#include <ATen/native/TensorFactories.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/view_native.h>
+#include <torch/library.h>
+
+#include "allocator.h"
+#include "resize.h"
+#include "run.h"
+#include "storage.h"
+
+namespace tiny {
+namespace {
+
+void check_factory(
+    std::optional<c10::Layout> layout, std::optional<bool> pin_memory) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      c10::layout_or_default(layout) == c10::kStrided,
+      "device 'tiny' has strided tensors only; got layout ",
+      *layout);
+  TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
+}
+
+at::Tensor finish_empty(at::Tensor tensor) {
+  // More than there is fails now, in the CPU's words, and not when it is first used.
+  if (tensor.storage().nbytes() > memory_limit(tensor.device().index())) {
+    TinyStorage::of(tensor).memory();
+  }
+  if (C10_UNLIKELY(
+          at::globalContext().deterministicAlgorithms() &&
+          at::globalContext().deterministicFillUninitializedMemory())) {
+    at::native::fill_empty_deterministic_(tensor);
+  }
+  return tensor;
+}
+
+at::Tensor empty_strided(
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides,
+    std::optional<c10::ScalarType> dtype,
+    std::optional<c10::Layout> layout,
+    std::optional<c10::Device> device,
+    std::optional<bool> pin_memory) {
+  check_usable();
+  mark_used();
+  check_factory(layout, pin_memory);
+  at::native::check_size_nonnegative(sizes);
+  TORCH_CHECK(
+      sizes.size() == strides.size(),
+      "dimensionality of sizes (",
+      sizes.size(),
+      ") must match dimensionality of strides (",
+      strides.size(),
+      ")");
+  const auto type = c10::dtype_or_default(dtype);
+  const auto nbytes = at::detail::computeStorageNbytes(
+      sizes, strides, c10::elementSize(type));
+  const auto index = with_index(c10::device_or_default(device)).index();
+  return finish_empty(make_tensor(index, nbytes, sizes, strides, 0, type));
+}
+
+at::Tensor empty(
+    c10::IntArrayRef sizes,
+    std::optional<c10::ScalarType> dtype,
+    std::optional<c10::Layout> layout,
+    std::optional<c10::Device> device,
+    std::optional<bool> pin_memory,
+    std::optional<c10::MemoryFormat> format) {
+  check_usable();
+  mark_used();
+  check_factory(layout, pin_memory);
+  at::native::check_size_nonnegative(sizes);
+  const auto type = c10::dtype_or_default(dtype);
+  const auto nbytes =
+      at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(type));
+  const auto index = with_index(c10::device_or_default(device)).index();
+  auto tensor = make_tensor(index, nbytes, {0}, {1}, 0, type);
+  auto* impl = tensor.unsafeGetTensorImpl();
+  impl->set_sizes_contiguous(sizes);
+  const auto wanted = format.value_or(c10::MemoryFormat::Contiguous);
+  TORCH_CHECK(
+      wanted != c10::MemoryFormat::Preserve, "memory format option is only supported by strided tensors");
+  if (wanted != c10::MemoryFormat::Contiguous) {
+    impl->empty_tensor_restride(wanted);
+  }
+  return finish_empty(std::move(tensor));
+}
+
+const at::Tensor& resize_(
+    const at::Tensor& self, c10::IntArrayRef sizes, std::optional<c10::MemoryFormat> format) {
+  at::native::check_size_nonnegative(sizes);
+  if (self.sizes() != sizes) {
+    at::DimVector strides(sizes.size());
+    int64_t next = 1;
+    for (size_t i = sizes.size(); i-- > 0;) {
+      strides[i] = next;
+      next *= std::max<int64_t>(sizes[i], 1);
+    }
+    resize_tensor(self, sizes, strides);
+  }
+  if (format.has_value()) {
+    TORCH_CHECK(
+        *format != c10::MemoryFormat::Preserve, "Unsupported memory format", *format);
+    self.unsafeGetTensorImpl()->empty_tensor_restride(*format);
+  }
+  return self;
+}
+
+at::Tensor& set_storage_offset(
+    at::Tensor& self,
+    at::Storage source,
+    int64_t offset,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides) {
+  at::native::checkSetStorage(self, source, offset, sizes, strides);
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_storage_offset(offset);
+  at::DimVector contiguous;
+  if (strides.data() == nullptr || (strides.empty() && !sizes.empty())) {
+    contiguous = at::DimVector(c10::contiguous_strides(sizes));
+    strides = contiguous;
+  }
+  impl->set_sizes_and_strides(sizes, strides, offset);
+  const auto nbytes = at::detail::computeStorageNbytes(
+      sizes, strides, self.dtype().itemsize(), offset);
+  if (self.numel() > 0 && nbytes > self.storage().nbytes()) {
+    resize_storage(self.storage(), nbytes);
+  }
+  return self;
+}
+
+at::Tensor& set_storage(at::Tensor& self, at::Storage source) {
+  const auto items =
+      static_cast<int64_t>(source.nbytes() / self.dtype().itemsize());
+  return set_storage_offset(self, std::move(source), 0, {items}, {});
+}
+
+at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
+  if (self.is_same(source)) {
+    return self;
+  }
+  return set_storage_offset(
+      self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+}
+
+at::Tensor& set_nothing(at::Tensor& self) {
+  auto storage = c10::Storage(c10::make_intrusive<TinyStorage>(self.device().index(), 0));
+  return set_storage_offset(self, std::move(storage), 0, {0}, {});
+}
+
+at::Tensor as_strided(
+    const at::Tensor& self,
+    c10::IntArrayRef size,
+    c10::IntArrayRef stride,
+    std::optional<int64_t> offset) {
+  return at::native::as_strided_tensorimpl(self, size, stride, offset);
+}
+
+}  // namespace
+}  // namespace tiny
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", &tiny::empty);
+  m.impl("empty_strided", &tiny::empty_strided);
+  m.impl("resize_", &tiny::resize_);
+  m.impl("set_.source_Storage", &tiny::set_storage);
+  m.impl("set_.source_Storage_storage_offset", &tiny::set_storage_offset);
+  m.impl("set_.source_Tensor", &tiny::set_tensor);
+  m.impl("set_", &tiny::set_nothing);
+  m.impl("as_strided", &tiny::as_strided);
+  m.impl("view", [](const at::Tensor& self, c10::IntArrayRef size) {
+    return at::native::view(self, size);
+  });
+  m.impl("_reshape_alias", &at::native::_reshape_alias);
+  m.impl("unfold", &at::native::unfold);
+  m.impl("view_as_real", &at::native::view_as_real);
+  m.impl("view_as_complex", &at::native::view_as_complex);
+}

@@ -1,0 +1,172 @@
+// torch_tiny._C: the Python face of the core.
+#include <torch/csrc/utils/pybind.h>
+
+#include "allocator.h"
+#include "device.h"
+#include "generator.h"
+#include "operator.h"
+#include "run.h"
+#include "storage.h"
+
+namespace py = pybind11;
+
+namespace tiny {
+namespace {
+
+void check_tiny(const at::Tensor& tensor) {
+  TORCH_CHECK(
+      tensor.device().type() == kTiny, "expected a tensor on device 'tiny', got ", tensor.device());
+}
+
+// A forward or backward formula may hand out a tensor whose autograd history does not matter here.
+at::Tensor host_alias(const at::Tensor& tensor) {
+  check_tiny(tensor);
+  at::Tensor result;
+  Queue::of(tensor.device().index())
+      .run_then("memory shared", [&] { result = exported_tensor(tensor); });
+  return result;
+}
+
+void materialize(const at::Tensor& tensor) {
+  check_tiny(tensor);
+  auto& storage = TinyStorage::of(tensor);
+  Queue::of(tensor.device().index()).settle(storage, "data_ptr", [&] { storage.memory(); });
+}
+
+py::dict metrics() {
+  Metrics total;
+  py::dict by_operator, at_once;
+  for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
+    auto& queue = Queue::of(index);
+    std::lock_guard lock(queue.mutex);
+    const auto& one = queue.metrics;
+    total.calls += one.calls;
+    total.traces += one.traces;
+    total.plan_hits += one.plan_hits;
+    total.plan_misses += one.plan_misses;
+    total.metadata_hits += one.metadata_hits;
+    total.metadata_misses += one.metadata_misses;
+    total.syncs += one.syncs;
+    total.relayouts += one.relayouts;
+    total.seconds_recording += one.seconds_recording;
+    total.seconds_running += one.seconds_running;
+    for (const auto& [cause, count] : one.causes) {
+      total.causes[cause] += count;
+    }
+  }
+  for_each_operator([&](Operator& op) {
+    if (const auto calls = op.calls.load()) {
+      by_operator[py::str(op.name)] = calls;
+    }
+    if (const auto calls = op.at_once.load()) {
+      at_once[py::str(op.name)] = calls;
+    }
+  });
+  py::list causes;
+  for (const auto& [cause, count] : total.causes) {
+    py::dict entry;
+    entry["reason"] = cause.first;
+    entry["where"] = describe(cause.second);
+    entry["count"] = count;
+    causes.append(entry);
+  }
+  py::dict result;
+  result["calls"] = total.calls;
+  result["calls_by_op"] = by_operator;
+  result["at_once_by_op"] = at_once;
+  result["traces"] = total.traces;
+  result["plan_hits"] = total.plan_hits;
+  result["plan_misses"] = total.plan_misses;
+  result["metadata_hits"] = total.metadata_hits;
+  result["metadata_misses"] = total.metadata_misses;
+  result["syncs"] = total.syncs;
+  result["relayouts"] = total.relayouts;
+  result["causes"] = causes;
+  result["seconds_recording"] = total.seconds_recording;
+  result["seconds_running"] = total.seconds_running;
+  return result;
+}
+
+void reset_metrics() {
+  for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
+    auto& queue = Queue::of(index);
+    std::lock_guard lock(queue.mutex);
+    queue.metrics = {};
+  }
+  for_each_operator([](Operator& op) {
+    op.calls = 0;
+    op.at_once = 0;
+  });
+}
+
+py::dict memory_stats_dict(c10::DeviceIndex index) {
+  constexpr auto aggregate = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto stats = memory_stats(index);
+  py::dict result;
+  auto add = [&](const std::string& name, const c10::CachingAllocator::StatArray& array) {
+    const auto& stat = array[aggregate];
+    result[py::str(name + ".current")] = stat.current;
+    result[py::str(name + ".peak")] = stat.peak;
+    result[py::str(name + ".allocated")] = stat.allocated;
+    result[py::str(name + ".freed")] = stat.freed;
+  };
+  add("allocation", stats.allocation);
+  add("allocated_bytes", stats.allocated_bytes);
+  add("reserved_bytes", stats.reserved_bytes);
+  add("requested_bytes", stats.requested_bytes);
+  result["num_alloc_retries"] = stats.num_alloc_retries;
+  result["num_ooms"] = stats.num_ooms;
+  return result;
+}
+
+void init(const std::vector<std::string>& hosts) {
+  init_devices(hosts);
+  static const bool installed = [] {
+    install_allocator();
+    install_storage();
+    install_operators();
+    return true;
+  }();
+  (void)installed;
+}
+
+void set_limits(size_t calls, size_t bytes) {
+  for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
+    auto& queue = Queue::of(index);
+    std::lock_guard lock(queue.mutex);
+    queue.limits = {calls, bytes};
+  }
+}
+
+}  // namespace
+}  // namespace tiny
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using namespace tiny;
+  m.def("init", &init);
+  m.def("add_library_folder", &add_library_folder);
+  m.def("device_count", &device_count);
+  m.def("current_device", &current_device);
+  m.def("set_device", &set_device);
+  m.def("exchange_device", &exchange_device);
+  m.def("device_host", [](c10::DeviceIndex index) { return host_device(index).str(); });
+  m.def("synchronize", [](c10::DeviceIndex index) {
+    run_trace(index, "synchronize");
+    WithoutGil no_gil;
+    wait_for_host(index);
+  });
+  m.def("run", [](c10::DeviceIndex index, const std::string& reason) {
+    run_trace(index, reason.c_str());
+  });
+  m.def("host_alias", &host_alias);
+  m.def("materialize", &materialize);
+  m.def("default_generator", [](c10::DeviceIndex index) { return default_generator(index); });
+  m.def("metrics", &metrics);
+  m.def("reset_metrics", &reset_metrics);
+  m.def("memory_stats", &memory_stats_dict);
+  m.def("reset_peak_memory_stats", &reset_peak_memory_stats);
+  m.def("reset_accumulated_memory_stats", &reset_accumulated_memory_stats);
+  m.def("empty_cache", &empty_cache);
+  m.def("set_limits", &set_limits);
+  m.def("in_bad_fork", &in_bad_fork);
+}

@@ -1,0 +1,211 @@
+#include "operator.h"
+
+#include <torch/library.h>
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "record.h"
+#include "run.h"
+
+namespace tiny {
+namespace {
+
+// Dispatch by device type inside a composite kernel would take a path for unknown devices.
+constexpr std::array<std::string_view, 2> kChooseByDevice = {
+    "aten::convolution", "aten::convolution_backward"};
+
+// Their meta functions promise another layout than the CPU kernel returns.
+constexpr std::array<std::string_view, 1> kMetaDisagrees = {"aten::_none_"};
+
+struct Table {
+  std::mutex mutex;
+  std::unordered_map<const void*, std::unique_ptr<Operator>> operators;
+  std::vector<std::unique_ptr<Operator>> retired;
+  std::unordered_set<const void*> with_meta;
+  std::atomic<uint64_t> epoch{1};
+};
+
+Table& table() {
+  static auto* instance = new Table;
+  return *instance;
+}
+
+// The dispatcher keeps one name object per operator, so its address identifies the operator.
+const void* identity(const c10::OperatorHandle& handle) {
+  return &handle.operator_name();
+}
+
+bool is_builtin(const std::string& name) {
+  return name.rfind("aten::", 0) == 0 || name.rfind("prims::", 0) == 0;
+}
+
+bool is_tensor_like(const c10::TypePtr& type) {
+  switch (type->kind()) {
+    case c10::TypeKind::TensorType:
+      return true;
+    case c10::TypeKind::OptionalType:
+    case c10::TypeKind::ListType:
+      return is_tensor_like(type->containedType(0));
+    default:
+      return false;
+  }
+}
+
+bool is_generator(const c10::TypePtr& type) {
+  return type->kind() == c10::TypeKind::GeneratorType ||
+      (type->kind() == c10::TypeKind::OptionalType && is_generator(type->containedType(0)));
+}
+
+template <size_t N>
+bool contains(const std::array<std::string_view, N>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+bool has_composite(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+      op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
+bool has_own_kernel(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
+      op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+}
+
+// Where the memory's device has a kernel of its own, or one call can stand for a list of them.
+bool hidden_by_composite(const c10::OperatorHandle& op, const std::string& name) {
+  return contains(kChooseByDevice, name) ||
+      (has_composite(op) && (has_own_kernel(op) || name.rfind("aten::_foreach_", 0) == 0));
+}
+
+int aliased_argument(const c10::FunctionSchema& schema, const c10::AliasInfo& alias) {
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto* of = schema.arguments()[i].alias_info();
+    if (of != nullptr && !of->beforeSets().empty() && of->beforeSets() == alias.beforeSets()) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+// A deregistered operator must not be called any more, nor its description be found again.
+struct Retire final : c10::OpRegistrationListener {
+  void onOperatorRegistered(const c10::OperatorHandle& /*op*/) override {}
+  void onOperatorDeregistered(const c10::OperatorHandle& op) override {
+    {
+      std::lock_guard lock(table().mutex);
+      if (table().operators.find(identity(op)) == table().operators.end()) {
+        return;
+      }
+    }
+    run_everything("an operator was deregistered");
+    std::lock_guard lock(table().mutex);
+    auto found = table().operators.find(identity(op));
+    if (found != table().operators.end()) {
+      table().retired.push_back(std::move(found->second));
+      table().operators.erase(found);
+      table().epoch.fetch_add(1);
+    }
+  }
+};
+
+}  // namespace
+
+Operator::Operator(const c10::OperatorHandle& op)
+    : handle(op), name(c10::toString(op.operator_name())) {
+  const auto& schema = op.schema();
+  bool tensor_inputs = false;
+  bool has_generator = false;
+  for (const auto& argument : schema.arguments()) {
+    const bool write = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    writes.push_back(write);
+    writes_any |= write;
+    tensor_inputs |= is_tensor_like(argument.type()) && !write;
+    takes_generator.push_back(is_generator(argument.type()));
+    has_generator |= takes_generator.back();
+  }
+  for (const auto& result : schema.returns()) {
+    const auto* alias = result.alias_info();
+    returns.push_back(alias == nullptr ? -1 : aliased_argument(schema, *alias));
+    if (!is_tensor_like(result.type())) {
+      kind = Kind::kAtOnce;
+    } else if (alias != nullptr && !alias->isWrite() && kind == Kind::kRecord) {
+      kind = Kind::kView;
+    }
+  }
+  if (op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape)) {
+    kind = Kind::kAtOnce;
+  }
+  hidden_generator = op.hasTag(at::Tag::nondeterministic_seeded) && !has_generator;
+  floats_matter = !tensor_inputs;
+  takes_cpu_tensors = name == "aten::copy_";
+  const bool builtin = is_builtin(name);
+  const bool meta_kernel = builtin
+      ? table().with_meta.count(identity(op)) != 0
+      : op.hasKernelForDispatchKey(c10::DispatchKey::Meta);
+  // A composite kernel tells the metadata only if the memory's device would use it as well.
+  trust_meta = (meta_kernel || (has_composite(op) && !has_own_kernel(op))) &&
+      !contains(kMetaDisagrees, name);
+  remember = builtin;
+  if (!trust_meta && !remember && kind == Kind::kRecord) {
+    kind = Kind::kAtOnce;
+  }
+}
+
+Operator& operator_of(const c10::OperatorHandle& handle) {
+  struct Entry {
+    const void* id = nullptr;
+    uint64_t epoch = 0;
+    Operator* op = nullptr;
+  };
+  thread_local std::array<Entry, 512> recent;
+  const void* id = identity(handle);
+  auto& entry = recent[(reinterpret_cast<uintptr_t>(id) >> 6) % recent.size()];
+  const auto epoch = table().epoch.load(std::memory_order_relaxed);
+  if (C10_UNLIKELY(entry.id != id || entry.epoch != epoch)) {
+    std::lock_guard lock(table().mutex);
+    auto& slot = table().operators[id];
+    if (slot == nullptr) {
+      slot = std::make_unique<Operator>(handle);
+    }
+    entry = {id, epoch, slot.get()};
+  }
+  return *entry.op;
+}
+
+void for_each_operator(const std::function<void(Operator&)>& visit) {
+  std::lock_guard lock(table().mutex);
+  for (auto& [id, op] : table().operators) {
+    visit(*op);
+  }
+}
+
+void install_operators() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  static auto* library = new torch::Library(
+      torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto found = dispatcher.findSchema(name);
+    if (!found.has_value()) {
+      continue;
+    }
+    if (found->hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
+      table().with_meta.insert(identity(*found));
+    }
+    const auto text = c10::toString(name);
+    if (text.rfind("aten::", 0) == 0 && hidden_by_composite(*found, text) &&
+        !found->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) &&
+        Operator(*found).kind != Operator::Kind::kView) {
+      library->impl(text.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<&record>());
+    }
+  }
+  static auto* listener = new c10::RegistrationHandleRAII(
+      dispatcher.addRegistrationListener(std::make_unique<Retire>()));
+  (void)listener;
+}
+
+}  // namespace tiny

@@ -1,0 +1,50 @@
+// What the recorder needs to know about an operator, derived once from its schema and tags.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace tiny {
+
+struct Operator {
+  enum class Kind : uint8_t {
+    kRecord,  // metadata of the results follows from metadata of the arguments
+    kAtOnce,  // results depend on data, or are not tensors
+    kView,    // results look at an argument's storage
+  };
+
+  explicit Operator(const c10::OperatorHandle& handle);
+
+  c10::OperatorHandle handle;
+  std::string name;
+  Kind kind = Kind::kRecord;
+  bool trust_meta = false;      // its meta function tells what the CPU kernel will return
+  bool remember = false;        // what one run returned holds for equal metadata
+  bool writes_any = false;
+  bool hidden_generator = false;  // draws random numbers but takes no generator
+  bool floats_matter = false;     // e.g. arange: float arguments decide the size
+  bool takes_cpu_tensors = false;  // a copy: its source may be anywhere
+  std::vector<bool> writes;       // per argument
+  std::vector<bool> takes_generator;
+  std::vector<int> returns;       // the argument a result is or looks at; -1 for a fresh one
+
+  std::atomic<uint64_t> calls{0};
+  std::atomic<uint64_t> at_once{0};
+  std::atomic<bool> meta_was_wrong{false};
+};
+
+// Lives until the process ends or the operator is deregistered.
+Operator& operator_of(const c10::OperatorHandle& handle);
+
+// Calls `visit` on every operator that was used.
+void for_each_operator(const std::function<void(Operator&)>& visit);
+
+// Notices which operators have C++ meta kernels, and registers the recorder by name for those
+// whose composite kernel would hide a kernel of the CPU's or CUDA's own.
+void install_operators();
+
+}  // namespace tiny

@@ -1,0 +1,34 @@
+#include "resize.h"
+
+#include <ATen/EmptyTensor.h>
+
+#include "run.h"
+#include "storage.h"
+
+namespace tiny {
+
+void resize_storage(const c10::Storage& storage, size_t nbytes) {
+  auto& tiny = *static_cast<TinyStorage*>(storage.unsafeGetStorageImpl());
+  if (nbytes == tiny.nbytes()) {
+    return;
+  }
+  TORCH_CHECK(
+      tiny.exports.load() == 0,
+      "Trying to resize storage that is not resizable: a numpy array or a DLPack tensor shares it");
+  if (tiny.nbytes() == 0 && !tiny.has_memory()) {
+    return tiny.resize(nbytes);
+  }
+  Queue::of(tiny.device().index()).run_then("resize", [&] { tiny.resize(nbytes); });
+}
+
+void resize_tensor(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  const auto itemsize = tensor.dtype().itemsize();
+  const auto offset = tensor.storage_offset();
+  const auto nbytes = at::detail::computeStorageNbytes(sizes, strides, itemsize, offset);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  if (tensor.numel() > 0 && nbytes > tensor.storage().nbytes()) {
+    resize_storage(tensor.storage(), nbytes);
+  }
+}
+
+}  // namespace tiny

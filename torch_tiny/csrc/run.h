@@ -1,0 +1,92 @@
+// Running what was recorded: a queue per device holds the trace and runs it in order.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "trace.h"
+
+namespace tiny {
+
+// The one reason to run a trace that is not the user's.
+inline constexpr const char* kLimit = "limit";
+
+struct Limits {
+  size_t calls = 4096;
+  size_t bytes = size_t{4} << 30;
+};
+
+struct Metrics {
+  uint64_t calls = 0;
+  uint64_t traces = 0;
+  uint64_t plan_hits = 0;
+  uint64_t plan_misses = 0;
+  uint64_t metadata_hits = 0;
+  uint64_t metadata_misses = 0;
+  uint64_t syncs = 0;
+  uint64_t relayouts = 0;
+  double seconds_recording = 0;
+  double seconds_running = 0;
+  // Why traces were run: reason and place -> how often.
+  std::map<std::pair<std::string, Where>, uint64_t> causes;
+};
+
+class Queue {
+ public:
+  static Queue& of(c10::DeviceIndex index);
+
+  explicit Queue(c10::DeviceIndex device) : device_(device) {}
+
+  // Runs all that was recorded on this device so far and raises the first error found.
+  void run(const char* reason);
+
+  // Runs all that was recorded, then one operator on real memory; its results replace the stack.
+  void run_at_once(Operator& op, c10::Stack* stack, const char* reason);
+
+  // Runs all that was recorded, then `body` before anything else can run on this device.
+  void run_then(const char* reason, c10::function_ref<void()> body);
+
+  // Runs what was recorded only if a recorded call reads or writes this storage, then `body`.
+  void settle(const TinyStorage& storage, const char* reason, c10::function_ref<void()> body);
+  bool is_pending(const TinyStorage& storage);
+
+  std::mutex mutex;  // guards the members below while recording
+  Trace trace;
+  SignatureTable signatures;
+  Metrics metrics;
+  Limits limits;
+
+  // To be called with the mutex held; true when the trace has grown enough to be run.
+  bool is_full() const {
+    return trace.calls.size() >= limits.calls || trace.bytes >= limits.bytes;
+  }
+
+ private:
+  void run_locked(const char* reason);
+
+  const c10::DeviceIndex device_;
+  std::recursive_mutex running_;
+  Trace spare_;  // keeps its capacity from run to run
+  PlanCache plans_;
+};
+
+void run_trace(c10::DeviceIndex index, const char* reason);
+void run_everything(const char* reason);
+
+// Releases the GIL, if this thread holds it, for as long as it lives.
+class WithoutGil {
+ public:
+  WithoutGil();
+  ~WithoutGil();
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  void* state_ = nullptr;
+};
+
+}  // namespace tiny

@@ -1,0 +1,425 @@
+#include "signature.h"
+
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <bit>
+
+#include "generator.h"
+#include "host_call.h"
+#include "storage.h"
+
+namespace tiny {
+namespace {
+
+enum class Tag : uint8_t {
+  kNone,
+  kTensor,
+  kCpuTensor,
+  kNoTensor,
+  kInt,
+  kDouble,
+  kBool,
+  kComplex,
+  kString,
+  kDevice,
+  kGenerator,
+  kIntList,
+  kDoubleList,
+  kBoolList,
+  kScalarList,
+  kTensorList,
+  kOptionalTensorList,
+};
+
+uint64_t head(Tag tag, uint64_t low = 0) {
+  return (static_cast<uint64_t>(tag) << 56) | low;
+}
+
+uint64_t mix(uint64_t hash, uint64_t word) {
+  const auto product = static_cast<unsigned __int128>(hash ^ word) * 0x9E3779B97F4A7C15ULL;
+  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+}
+
+// 0 and 1 and -1 can be compiled in; any other float is an input of the plan.
+uint64_t float_class(double value) {
+  return value == 0 ? 1 : value == 1 ? 2 : value == -1 ? 3 : 0;
+}
+
+[[noreturn]] void different_devices(const Operator& op, c10::Device one, c10::Device other) {
+  TORCH_CHECK(
+      false,
+      "Expected all tensors to be on the same device, but found at least two devices, ",
+      one,
+      " and ",
+      other,
+      "! (when checking arguments of ",
+      op.name,
+      ")");
+}
+
+struct TakeApart {
+  const Operator& op;
+  Arguments& out;
+  c10::SmallVector<size_t, 1> default_generators;  // indices into the values
+
+  void tensor(const at::Tensor& tensor, bool in_index_list) {
+    if (!tensor.defined()) {
+      out.words.push_back(head(Tag::kNoTensor));
+      return;
+    }
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    const auto device = impl->device();
+    if (C10_LIKELY(device.type() == kTiny)) {
+      tiny_tensor(tensor, device);
+    } else {
+      foreign_tensor(tensor, device, in_index_list);
+    }
+  }
+
+  void tiny_tensor(const at::Tensor& tensor, c10::Device device) {
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    if (C10_UNLIKELY(impl->layout() != c10::kStrided || !impl->has_storage())) {
+      out.keyed = false;
+      return;
+    }
+    if (out.device < 0) {
+      out.device = device.index();
+    } else if (C10_UNLIKELY(out.device != device.index())) {
+      different_devices(op, {kTiny, out.device}, device);
+    }
+    shape(tensor, Tag::kTensor);
+    out.exported |= TinyStorage::of(tensor).exports.load(std::memory_order_relaxed) != 0;
+    out.tensors.push_back(&tensor);
+  }
+
+  void foreign_tensor(const at::Tensor& tensor, c10::Device device, bool in_index_list) {
+    if (device.type() != c10::kCPU || tensor.layout() != c10::kStrided) {
+      different_devices(op, {kTiny, out.device < 0 ? current_device() : out.device}, device);
+    }
+    if (tensor.dim() != 0 && !in_index_list && !op.takes_cpu_tensors) {
+      different_devices(op, {kTiny, out.device < 0 ? current_device() : out.device}, device);
+    }
+    shape(tensor, Tag::kCpuTensor);
+    // Numbers that Python wrapped into a tensor belong to this call; others may change later.
+    out.values.emplace_back(
+        tensor.unsafeGetTensorImpl()->is_wrapped_number() ? tensor : copy_on_host(tensor));
+  }
+
+  void shape(const at::Tensor& tensor, Tag tag) {
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    const auto sizes = impl->sizes();
+    const auto strides = impl->strides();
+    const uint64_t flags = (impl->is_conj() ? 1 : 0) | (impl->is_neg() ? 2 : 0) |
+        (impl->is_wrapped_number() ? 4 : 0);
+    out.words.push_back(
+        head(tag, (flags << 24) | (static_cast<uint64_t>(tensor.scalar_type()) << 8) | sizes.size()));
+    out.words.append(sizes.begin(), sizes.end());
+    out.words.append(strides.begin(), strides.end());
+  }
+
+  void number(double value) {
+    out.words.push_back(head(Tag::kDouble, float_class(value)));
+    if (op.floats_matter) {
+      out.words.push_back(std::bit_cast<uint64_t>(value));
+    }
+    out.values.emplace_back(value);
+  }
+
+  void list(const c10::IValue& value) {
+    if (value.isIntList()) {
+      const auto items = value.toIntList();
+      out.words.push_back(head(Tag::kIntList, items.size()));
+      for (const auto& item : items) {
+        out.words.push_back(static_cast<uint64_t>(static_cast<int64_t>(item)));
+      }
+    } else if (value.isTensorList() || value.isOptionalTensorList()) {
+      const auto items = value.toListRef();
+      const bool optional = value.isOptionalTensorList();
+      out.words.push_back(
+          head(optional ? Tag::kOptionalTensorList : Tag::kTensorList, items.size()));
+      for (const auto& item : items) {
+        if (item.isTensor()) {
+          tensor(item.toTensor(), optional);
+        } else {
+          out.words.push_back(head(Tag::kNoTensor));
+        }
+      }
+    } else if (value.isDoubleList()) {
+      out.words.push_back(head(Tag::kDoubleList, value.toDoubleList().size()));
+      out.values.push_back(value);
+    } else if (value.isBoolList()) {
+      const auto items = value.toBoolList();
+      out.words.push_back(head(Tag::kBoolList, items.size()));
+      for (bool item : items) {
+        out.words.push_back(item);
+      }
+    } else {
+      scalar_list(value);
+    }
+  }
+
+  void scalar_list(const c10::IValue& value) {
+    const auto items = value.toListRef();
+    out.words.push_back(head(Tag::kScalarList, items.size()));
+    for (const auto& item : items) {
+      if (item.isDouble()) {
+        out.words.push_back(head(Tag::kDouble));
+      } else if (item.isInt()) {
+        out.words.push_back(head(Tag::kInt));
+      } else if (item.isBool()) {
+        out.words.push_back(head(Tag::kBool));
+      } else if (item.isComplexDouble()) {
+        out.words.push_back(head(Tag::kComplex));
+      } else {
+        out.keyed = false;
+      }
+    }
+    out.values.push_back(value);
+  }
+
+  void string(const std::string& text) {
+    out.words.push_back(head(Tag::kString, text.size()));
+    for (size_t i = 0; i < text.size(); i += 8) {
+      uint64_t word = 0;
+      std::memcpy(&word, text.data() + i, std::min<size_t>(8, text.size() - i));
+      out.words.push_back(word);
+    }
+  }
+
+  void argument(const c10::IValue& value, bool generator) {
+    if (value.isTensor()) {
+      tensor(value.toTensor(), false);
+    } else if (value.isInt()) {
+      out.words.push_back(head(Tag::kInt));
+      out.words.push_back(static_cast<uint64_t>(value.toInt()));
+    } else if (value.isNone()) {
+      out.words.push_back(head(generator ? Tag::kGenerator : Tag::kNone));
+      if (generator) {
+        default_generators.push_back(out.values.size());
+        out.values.emplace_back();
+      }
+    } else if (value.isDouble()) {
+      number(value.toDouble());
+    } else if (value.isBool()) {
+      out.words.push_back(head(Tag::kBool, value.toBool()));
+    } else if (value.isList()) {
+      list(value);
+    } else if (value.isDevice()) {
+      device(value.toDevice());
+    } else if (value.isString()) {
+      string(value.toStringRef());
+    } else if (value.isComplexDouble()) {
+      out.words.push_back(head(Tag::kComplex));
+      out.values.push_back(value);
+    } else if (value.isGenerator()) {
+      out.words.push_back(head(Tag::kGenerator));
+      out.values.emplace_back(host_generator(value.toGenerator()));
+    } else {
+      out.keyed = false;
+    }
+  }
+
+  void device(c10::Device device) {
+    if (device.type() == kTiny && out.device < 0) {
+      out.device = with_index(device).index();
+    }
+    out.words.push_back(
+        head(Tag::kDevice, (static_cast<uint64_t>(device.type()) << 8) | (device.index() & 0xff)));
+  }
+};
+
+// An operator may refuse to write where it also reads: then how they overlap matters as well.
+void add_overlaps(Arguments& out) {
+  for (size_t i = 1; i < out.tensors.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (out.tensors[i]->storage().unsafeGetStorageImpl() ==
+          out.tensors[j]->storage().unsafeGetStorageImpl()) {
+        out.words.push_back(i << 32 | j);
+        out.words.push_back(
+            static_cast<uint64_t>(out.tensors[i]->storage_offset() - out.tensors[j]->storage_offset()));
+      }
+    }
+  }
+}
+
+constexpr size_t kOverlapsChecked = 8;
+
+struct Tokens {
+  Signature& signature;
+
+  void tensor(const at::Tensor& tensor) {
+    if (!tensor.defined()) {
+      signature.tokens.push_back({Token::Kind::kNoTensor});
+    } else if (tensor.device().type() == kTiny) {
+      signature.tokens.push_back({Token::Kind::kTensor});
+      signature.specs.push_back(
+          {at::DimVector(tensor.sizes()),
+           at::DimVector(tensor.strides()),
+           tensor.scalar_type(),
+           tensor.is_conj(),
+           tensor.is_neg()});
+    } else {
+      signature.tokens.push_back({Token::Kind::kValue});
+    }
+  }
+
+  void argument(const c10::IValue& value, bool generator) {
+    if (value.isTensor()) {
+      tensor(value.toTensor());
+    } else if (value.isTensorList() || value.isOptionalTensorList()) {
+      const auto items = value.toListRef();
+      signature.tokens.push_back(
+          {value.isTensorList() ? Token::Kind::kTensorList : Token::Kind::kOptionalTensorList,
+           static_cast<uint32_t>(items.size())});
+      for (const auto& item : items) {
+        tensor(item.isTensor() ? item.toTensor() : at::Tensor());
+      }
+    } else if (
+        value.isDouble() || value.isComplexDouble() || value.isGenerator() ||
+        (value.isNone() && generator) || value.isDoubleList() ||
+        (value.isList() && !value.isIntList() && !value.isBoolList())) {
+      signature.tokens.push_back({Token::Kind::kValue});
+    } else {
+      signature.tokens.push_back({Token::Kind::kConstant, 0, value});
+    }
+  }
+};
+
+Result describe_result(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return {};
+  }
+  return {
+      {at::DimVector(tensor.sizes()),
+       at::DimVector(tensor.strides()),
+       tensor.scalar_type(),
+       tensor.is_conj(),
+       tensor.is_neg()},
+      tensor.storage_offset(),
+      tensor.storage().nbytes(),
+      true};
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return !tensor.defined() ||
+      (tensor.layout() == c10::kStrided && !tensor.is_quantized() && tensor.has_storage());
+}
+
+}  // namespace
+
+void take_apart(const Operator& op, c10::ArrayRef<c10::IValue> stack, Arguments& out) {
+  TakeApart visitor{op, out, {}};
+  for (size_t i = 0; i < stack.size(); ++i) {
+    visitor.argument(stack[i], op.takes_generator[i]);
+  }
+  if (op.writes_any && out.tensors.size() > 1 && out.tensors.size() <= kOverlapsChecked) {
+    add_overlaps(out);
+  }
+  if (out.device < 0) {
+    out.device = current_device();
+  }
+  for (const auto i : visitor.default_generators) {
+    out.values[i] = host_generator(out.device);
+  }
+  uint64_t hash = reinterpret_cast<uintptr_t>(&op);
+  for (const auto word : out.words) {
+    hash = mix(hash, word);
+  }
+  out.hash = hash;
+}
+
+std::unique_ptr<Signature> make_signature(
+    Operator& op, c10::ArrayRef<c10::IValue> stack, const Arguments& arguments) {
+  static std::atomic<uint64_t> next_id{1};
+  auto signature = std::make_unique<Signature>();
+  signature->id = next_id.fetch_add(1);
+  signature->op = &op;
+  signature->words.assign(arguments.words.begin(), arguments.words.end());
+  Tokens visitor{*signature};
+  for (size_t i = 0; i < stack.size(); ++i) {
+    visitor.argument(stack[i], op.takes_generator[i]);
+  }
+  return signature;
+}
+
+bool infer_results(Signature& signature, const Arguments& arguments, std::vector<Resized>& resized) {
+  const auto metas = meta_tensors(arguments);
+  c10::Stack stack;
+  try {
+    HostScope scope(arguments.device);
+    push_arguments(
+        stack,
+        signature,
+        arguments.values.data(),
+        [&](size_t i) { return metas[i]; },
+        c10::Device(c10::kMeta));
+    signature.op->handle.callBoxed(stack);
+  } catch (...) {
+    return false;
+  }
+  for (size_t i = 0; i < metas.size(); ++i) {
+    if (metas[i].sizes() != arguments.tensors[i]->sizes()) {
+      resized.push_back({i, at::DimVector(metas[i].sizes()), at::DimVector(metas[i].strides())});
+    }
+  }
+  return remember_results(signature, stack);
+}
+
+bool remember_results(Signature& signature, c10::ArrayRef<c10::IValue> returned) {
+  signature.results.clear();
+  signature.list_sizes.clear();
+  signature.fresh_bytes = 0;
+  const auto& op = *signature.op;
+  for (size_t i = 0; i < returned.size(); ++i) {
+    if (op.returns[i] >= 0) {
+      signature.list_sizes.push_back(-1);
+      continue;
+    }
+    const bool is_list = returned[i].isTensorList();
+    if (!is_list && !returned[i].isTensor()) {
+      return false;
+    }
+    const auto items = is_list ? returned[i].toListRef() : returned.slice(i, 1);
+    signature.list_sizes.push_back(is_list ? static_cast<int>(items.size()) : -1);
+    for (const auto& item : items) {
+      if (!is_plain(item.toTensor())) {
+        return false;
+      }
+      signature.results.push_back(describe_result(item.toTensor()));
+    }
+  }
+  for (const auto& result : signature.results) {
+    signature.fresh_bytes += result.nbytes;
+  }
+  return true;
+}
+
+Signature* SignatureTable::find(const Operator& op, const Arguments& arguments) {
+  const auto found = table_.find(arguments.hash);
+  if (found == table_.end()) {
+    return nullptr;
+  }
+  for (auto& signature : found->second) {
+    if (signature->op == &op && signature->words.size() == arguments.words.size() &&
+        std::memcmp(
+            signature->words.data(),
+            arguments.words.data(),
+            arguments.words.size() * sizeof(uint64_t)) == 0) {
+      return signature.get();
+    }
+  }
+  return nullptr;
+}
+
+Signature* SignatureTable::insert(std::unique_ptr<Signature> signature, uint64_t hash) {
+  ++size_;
+  return table_[hash].emplace_back(std::move(signature)).get();
+}
+
+void SignatureTable::clear() {
+  table_.clear();
+  size_ = 0;
+}
+
+}  // namespace tiny

@@ -1,0 +1,208 @@
+#include "storage.h"
+
+#include <ATen/EmptyTensor.h>
+
+#include "allocator.h"
+
+namespace tiny {
+namespace {
+
+c10::DispatchKeySet keys_of(c10::Device device) {
+  return c10::DispatchKeySet(
+      device.type() == c10::kCPU ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
+}
+
+at::Tensor strided_tensor(
+    c10::Storage storage,
+    c10::DispatchKeySet keys,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides,
+    int64_t offset,
+    c10::ScalarType dtype) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), keys, c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  return tensor;
+}
+
+c10::intrusive_ptr<c10::StorageImpl> create_storage(
+    c10::StorageImpl::use_byte_size_t /*unused*/,
+    c10::SymInt size_bytes,
+    c10::DataPtr data,
+    c10::Allocator* /*allocator*/,
+    bool /*resizable*/) {
+  check_usable();
+  TORCH_CHECK(data.get() == nullptr, "tiny: a storage cannot be made from foreign memory");
+  const auto device = data.device().type() == kTiny ? data.device().index() : current_device();
+  return c10::make_intrusive<TinyStorage>(
+      device, static_cast<size_t>(size_bytes.guard_int(__FILE__, __LINE__)));
+}
+
+// Keeps the tiny storage alive, and marked as exported, as long as the outside view lives.
+struct Export {
+  c10::Storage storage;
+  ~Export() {
+    static_cast<TinyStorage*>(storage.unsafeGetStorageImpl())->exports.fetch_sub(1);
+  }
+};
+
+}  // namespace
+
+TinyStorage::TinyStorage(c10::DeviceIndex device, size_t nbytes)
+    : c10::StorageImpl(
+          use_byte_size_t(),
+          static_cast<int64_t>(nbytes),
+          c10::DataPtr(nullptr, c10::Device(kTiny, device)),
+          c10::GetAllocator(kTiny),
+          /*resizable=*/true) {}
+
+void TinyStorage::release_resources() {
+  c10::StorageImpl::release_resources();
+  host_ = {};
+}
+
+const c10::Storage& TinyStorage::memory() {
+  if (C10_UNLIKELY(failure != nullptr)) {
+    std::rethrow_exception(failure);
+  }
+  if (!host_) {
+    adopt(c10::Storage(allocate_host(device().index(), nbytes())));
+  }
+  return host_;
+}
+
+void TinyStorage::adopt(c10::Storage host) {
+  host_ = std::move(host);
+  refresh();
+}
+
+void TinyStorage::refresh() {
+  if (host_) {
+    set_data_ptr_noswap(c10::DataPtr(host_.mutable_data(), device()));
+    set_nbytes(host_.nbytes());
+  }
+}
+
+void TinyStorage::resize(size_t size) {
+  if (host_) {
+    const auto old = host_;
+    auto grown = c10::Storage(allocate_host(device().index(), size));
+    const auto kept = static_cast<int64_t>(std::min(size, old.nbytes()));
+    if (kept > 0) {
+      auto bytes = [kept](const c10::Storage& storage) {
+        return host_tensor(storage, {kept}, {1}, 0, c10::kByte, false, false);
+      };
+      bytes(grown).copy_(bytes(old));
+    }
+    adopt(std::move(grown));
+  } else {
+    set_nbytes(size);
+  }
+}
+
+void install_storage() {
+  c10::SetStorageImplCreate(kTiny, &create_storage);
+}
+
+at::Tensor make_tensor(
+    c10::DeviceIndex device,
+    size_t nbytes,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides,
+    int64_t offset,
+    c10::ScalarType dtype) {
+  return strided_tensor(
+      c10::Storage(c10::make_intrusive<TinyStorage>(device, nbytes)),
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      sizes,
+      strides,
+      offset,
+      dtype);
+}
+
+at::Tensor make_alias(
+    const at::Tensor& base,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides,
+    int64_t offset,
+    c10::ScalarType dtype) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW,
+      c10::Storage(base.storage()),
+      base.key_set(),
+      c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  return tensor;
+}
+
+at::Tensor host_tensor(const at::Tensor& tensor) {
+  return host_tensor(
+      TinyStorage::of(tensor).memory(),
+      tensor.sizes(),
+      tensor.strides(),
+      tensor.storage_offset(),
+      tensor.scalar_type(),
+      tensor.is_conj(),
+      tensor.is_neg());
+}
+
+at::Tensor host_tensor(
+    const c10::Storage& memory,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides,
+    int64_t offset,
+    c10::ScalarType dtype,
+    bool conj,
+    bool neg) {
+  auto tensor = strided_tensor(memory, keys_of(memory.device()), sizes, strides, offset, dtype);
+  if (C10_UNLIKELY(conj)) {
+    tensor._set_conj(true);
+  }
+  if (C10_UNLIKELY(neg)) {
+    tensor._set_neg(true);
+  }
+  return tensor;
+}
+
+at::Tensor exported_tensor(const at::Tensor& tensor) {
+  auto& storage = TinyStorage::of(tensor);
+  const auto memory = storage.memory();
+  storage.exports.fetch_add(1);
+  auto* held = new Export{tensor.storage()};
+  auto data = c10::DataPtr(
+      memory.mutable_data(), held, [](void* p) { delete static_cast<Export*>(p); }, memory.device());
+  auto outside = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(),
+      static_cast<int64_t>(memory.nbytes()),
+      std::move(data),
+      /*allocator=*/nullptr,
+      /*resizable=*/false));
+  return host_tensor(
+      outside,
+      tensor.sizes(),
+      tensor.strides(),
+      tensor.storage_offset(),
+      tensor.scalar_type(),
+      tensor.is_conj(),
+      tensor.is_neg());
+}
+
+at::Tensor adopt_tensor(c10::DeviceIndex device, const at::Tensor& host) {
+  auto tensor = make_tensor(
+      device,
+      host.storage().nbytes(),
+      host.sizes(),
+      host.strides(),
+      host.storage_offset(),
+      host.scalar_type());
+  TinyStorage::of(tensor).adopt(host.storage());
+  if (host.is_conj()) {
+    tensor._set_conj(true);
+  }
+  if (host.is_neg()) {
+    tensor._set_neg(true);
+  }
+  return tensor;
+}
+
+}  // namespace tiny

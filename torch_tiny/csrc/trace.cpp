@@ -1,0 +1,176 @@
+#include "trace.h"
+
+#include <atomic>
+
+namespace tiny {
+namespace {
+
+constexpr size_t kMostPlans = 1024;
+constexpr size_t kRestartLength = 8;  // calls that must agree for a place to be a restart
+
+uint64_t next_trace_id() {
+  static std::atomic<uint64_t> next{1};
+  return next.fetch_add(1);
+}
+
+// A slot that only the trace refers to is a temporary.
+bool is_temporary(const Trace& trace, size_t slot) {
+  return trace.slots[slot].use_count() == 1;
+}
+
+void write_words(const Trace& trace, std::vector<uint64_t>& words) {
+  words.clear();
+  for (const auto& call : trace.calls) {
+    words.push_back(call.signature->id);
+    words.push_back(call.first_fresh);
+    const auto tensors = call.signature->specs.size();
+    for (size_t i = 0; i < tensors; ++i) {
+      const auto& use = trace.uses[call.first_use + i];
+      words.push_back(use.slot);
+      words.push_back(static_cast<uint64_t>(use.offset));
+    }
+  }
+  for (size_t slot = 0; slot < trace.slots.size(); ++slot) {
+    words.push_back(is_temporary(trace, slot));
+  }
+}
+
+uint64_t hash_words(const std::vector<uint64_t>& words) {
+  uint64_t hash = words.size();
+  for (const auto word : words) {
+    const auto product = static_cast<unsigned __int128>(hash ^ word) * 0x9E3779B97F4A7C15ULL;
+    hash = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+  }
+  return hash;
+}
+
+Plan make_plan(const Trace& trace, std::vector<uint64_t> words) {
+  Plan plan;
+  plan.words = std::move(words);
+  std::vector<uint32_t> last_use(trace.slots.size(), 0);
+  for (size_t i = 0; i < trace.calls.size(); ++i) {
+    const auto& call = trace.calls[i];
+    for (size_t k = 0; k < call.signature->specs.size(); ++k) {
+      last_use[trace.uses[call.first_use + k].slot] = static_cast<uint32_t>(i);
+    }
+    for (size_t k = 0; k < call.signature->results.size(); ++k) {
+      last_use[call.first_fresh + k] = static_cast<uint32_t>(i);
+    }
+  }
+  std::vector<std::vector<uint32_t>> ending(trace.calls.size());
+  for (size_t slot = 0; slot < trace.slots.size(); ++slot) {
+    plan.temporary.push_back(is_temporary(trace, slot));
+    if (plan.temporary.back()) {
+      ending[last_use[slot]].push_back(static_cast<uint32_t>(slot));
+    }
+  }
+  for (const auto& slots : ending) {
+    plan.release_begin.push_back(static_cast<uint32_t>(plan.release.size()));
+    plan.release.insert(plan.release.end(), slots.begin(), slots.end());
+  }
+  plan.release_begin.push_back(static_cast<uint32_t>(plan.release.size()));
+  return plan;
+}
+
+}  // namespace
+
+Trace::Trace() : id(next_trace_id()) {}
+
+uint32_t Trace::slot_of(TinyStorage& storage) {
+  if (storage.trace != id) {
+    storage.trace = id;
+    storage.slot = static_cast<uint32_t>(slots.size());
+    bytes += storage.nbytes();
+    slots.push_back(c10::intrusive_ptr<TinyStorage>::reclaim_copy(&storage));
+  }
+  return storage.slot;
+}
+
+void Trace::add_fresh(c10::intrusive_ptr<TinyStorage> storage) {
+  if (storage) {
+    storage->trace = id;
+    storage->slot = static_cast<uint32_t>(slots.size());
+  }
+  slots.push_back(std::move(storage));
+}
+
+void Trace::clear() {
+  id = next_trace_id();
+  calls.clear();
+  uses.clear();
+  values.clear();
+  slots.clear();
+  bytes = 0;
+}
+
+size_t Trace::find_restart() const {
+  const auto count = calls.size();
+  for (size_t begin = count - std::min(count, kRestartLength); begin > count / 2; --begin) {
+    bool same = true;
+    for (size_t k = 0; same && k < kRestartLength; ++k) {
+      same = calls[begin + k].signature == calls[k].signature;
+    }
+    if (same) {
+      return begin;
+    }
+  }
+  return count;
+}
+
+Trace Trace::split(size_t begin) {
+  Trace rest;
+  for (size_t i = begin; i < calls.size(); ++i) {
+    const auto& call = calls[i];
+    const auto& signature = *call.signature;
+    Call moved = call;
+    moved.first_use = static_cast<uint32_t>(rest.uses.size());
+    for (size_t k = 0; k < signature.specs.size(); ++k) {
+      const auto use = uses[call.first_use + k];
+      rest.uses.push_back({rest.slot_of(*slots[use.slot]), use.offset});
+    }
+    const auto values_end = i + 1 < calls.size() ? calls[i + 1].first_value : values.size();
+    moved.first_value = static_cast<uint32_t>(rest.values.size());
+    for (size_t k = call.first_value; k < values_end; ++k) {
+      rest.values.push_back(values[k]);
+    }
+    moved.first_fresh = static_cast<uint32_t>(rest.slots.size());
+    for (size_t k = 0; k < signature.results.size(); ++k) {
+      rest.add_fresh(slots[call.first_fresh + k]);
+    }
+    rest.bytes += signature.fresh_bytes;
+    rest.calls.push_back(moved);
+  }
+  if (begin < calls.size()) {
+    uses.resize(calls[begin].first_use);
+    values.resize(calls[begin].first_value);
+    calls.resize(begin);
+    // Slots are numbered in the order of first use, so those of the rest are the last ones.
+    uint32_t kept = 0;
+    for (const auto& use : uses) {
+      kept = std::max(kept, use.slot + 1);
+    }
+    for (const auto& call : calls) {
+      kept = std::max(
+          kept, call.first_fresh + static_cast<uint32_t>(call.signature->results.size()));
+    }
+    slots.resize(kept);
+  }
+  return rest;
+}
+
+std::shared_ptr<const Plan> PlanCache::find(const Trace& trace, bool& hit) {
+  write_words(trace, words_);
+  const auto hash = hash_words(words_);
+  auto found = plans_.find(hash);
+  hit = found != plans_.end() && found->second->words == words_;
+  if (!hit) {
+    if (plans_.size() >= kMostPlans) {
+      plans_.clear();
+    }
+    found = plans_.insert_or_assign(hash, std::make_shared<Plan>(make_plan(trace, words_)))
+                .first;
+  }
+  return found->second;
+}
+
+}  // namespace tiny

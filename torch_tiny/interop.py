@@ -1,0 +1,115 @@
+"""What leaves PyTorch's dispatcher: NumPy, DLPack, addresses, memory shared between processes.
+
+PyTorch answers these from the tensor's pointer without asking the device, so they are patched here.
+A tensor of another device, and one with `__torch_function__`, takes PyTorch's own path at once.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch.overrides import has_torch_function_unary
+
+from torch_tiny import _C
+
+T = TypeVar("T")
+
+
+def install() -> None:
+    """Patch torch once."""
+    _patch(Tensor, "numpy", _numpy)
+    _patch(Tensor, "__dlpack__", _as_host)
+    _patch(Tensor, "__dlpack_device__", _as_host)
+    for module in (torch, torch.utils.dlpack):
+        _patch(module, "to_dlpack", _as_host)
+    _patch_tensor_address()
+    _patch_storage_address()
+    for name in ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_"):
+        _refuse_to_share(name)
+
+
+def _patch(owner: Any, name: str, tiny: Callable[..., Any]) -> None:
+    """Make `tiny` answer for tiny tensors, and what `owner.name` was for all others."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def patched(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _not_ours(tensor):
+            return original(tensor, *args, **kwargs)
+        return tiny(original, tensor, *args, **kwargs)
+
+    setattr(owner, name, patched)
+
+
+def _numpy(original: Callable[..., T], tensor: Tensor, *args: Any, **kwargs: Any) -> T:
+    """Zero-copy where NumPy can see the memory, else PyTorch's usual TypeError."""
+    if _C.device_host(tensor.device.index) != "cpu":
+        return original(tensor, *args, **kwargs)
+    return original(_host_twin(tensor), *args, **kwargs)
+
+
+def _as_host(original: Callable[..., T], tensor: Tensor, *args: Any, **kwargs: Any) -> T:
+    """DLPack: a tiny tensor is a tensor of the memory that it lives in."""
+    return original(_host_twin(tensor), *args, **kwargs)
+
+
+# An address is asked for in tight loops: no *args, and the cheapest test first.
+
+
+def _patch_tensor_address() -> None:
+    original = Tensor.data_ptr
+
+    @functools.wraps(original)
+    def data_ptr(tensor: Tensor) -> int:
+        if not (has_torch_function_unary(tensor) or tensor.is_cpu or _not_ours(tensor)):
+            _C.materialize(tensor)
+        return original(tensor)
+
+    Tensor.data_ptr = data_ptr  # type: ignore[assignment, method-assign]
+
+
+def _patch_storage_address() -> None:
+    original = UntypedStorage.data_ptr
+    cpu = torch.device("cpu")
+
+    @functools.wraps(original)
+    def data_ptr(storage: UntypedStorage) -> int:
+        if storage.device != cpu and storage.device.type == "tiny":
+            _C.materialize(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
+        return original(storage)
+
+    UntypedStorage.data_ptr = data_ptr  # type: ignore[assignment, method-assign]
+
+
+def _refuse_to_share(name: str) -> None:
+    original = getattr(UntypedStorage, name)
+
+    @functools.wraps(original)
+    def patched(storage: UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        if storage.device.type != "tiny":
+            return original(storage, *args, **kwargs)
+        raise RuntimeError(
+            f"memory of {storage.device} cannot be shared between processes: "
+            'send tensor.cpu() instead, and call .to("tiny") where it arrives'
+        )
+
+    setattr(UntypedStorage, name, patched)
+
+
+def _not_ours(tensor: Tensor) -> bool:
+    """Whether PyTorch's own answer is right. Fake, sparse and vmapped tensors have no memory."""
+    return (
+        has_torch_function_unary(tensor)
+        or tensor.is_cpu
+        or tensor.device.type != "tiny"
+        or not torch._C._has_storage(tensor)
+        or tensor.untyped_storage().device.type != "tiny"
+    )
+
+
+def _host_twin(tensor: Tensor) -> Tensor:
+    """A CPU or CUDA tensor over the same memory that fails to be exported where `tensor` would."""
+    twin = _C.host_alias(tensor)
+    return twin.requires_grad_() if tensor.requires_grad else twin

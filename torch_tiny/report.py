@@ -1,0 +1,91 @@
+"""What the device has done, for people: `print(torch_tiny.report())`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+LINES = 10
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Traces that were run for one reason at one line of the user's program."""
+
+    reason: str
+    where: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Counts since the start or the last `torch.tiny.reset_metrics()`. Print it to read them."""
+
+    calls: int
+    """Operator calls that were recorded."""
+    calls_by_op: dict[str, int]
+    at_once_by_op: dict[str, int]
+    """Calls that could not be recorded and ran at once, by operator."""
+    traces: int
+    """Recordings that were run."""
+    plan_hits: int
+    """Traces for which there was a plan from an earlier one."""
+    plan_misses: int
+    metadata_hits: int
+    """Calls whose result's shape was remembered from an equal call."""
+    metadata_misses: int
+    syncs: int
+    """Times the program waited for the device."""
+    relayouts: int
+    """Results that had to be copied into the strides they were recorded with."""
+    causes: list[Cause]
+    """Why traces were run and where, most frequent first."""
+    seconds_recording: float
+    seconds_running: float
+
+    def __str__(self) -> str:
+        head = [
+            ("calls recorded", f"{self.calls}"),
+            ("calls run at once", f"{sum(self.at_once_by_op.values())}"),
+            ("traces run", f"{self.traces}"),
+            ("plan cache", _share(self.plan_hits, self.plan_misses)),
+            ("metadata cache", _share(self.metadata_hits, self.metadata_misses)),
+            ("syncs", f"{self.syncs}"),
+            ("relayouts", f"{self.relayouts}"),
+            ("recording", f"{self.seconds_recording:.3f} s"),
+            ("running", f"{self.seconds_running:.3f} s"),
+        ]
+        causes = [(cause.count, f"{cause.reason:<16} {cause.where}") for cause in self.causes]
+        return "\n".join(
+            [
+                "torch_tiny",
+                *(f"  {name:<18} {value}" for name, value in head),
+                *_table("why traces were run", causes),
+                *_table("recorded most", [(n, op) for op, n in self.calls_by_op.items()]),
+                *_table("run at once", [(n, op) for op, n in self.at_once_by_op.items()]),
+            ]
+        )
+
+
+def report() -> Report:
+    """What the tiny devices have done so far. Print it, or read its attributes."""
+    from torch_tiny import _C  # here, since the package is importable without its core
+
+    metrics = _C.metrics()
+    causes = [Cause(**cause) for cause in metrics["causes"]]
+    causes.sort(key=lambda cause: cause.count, reverse=True)
+    values: dict[str, Any] = {**metrics, "causes": causes}
+    return Report(**values)
+
+
+def _share(hits: int, misses: int) -> str:
+    total = hits + misses
+    percent = f" ({hits / total:.1%})" if total else ""
+    return f"{hits} hits, {misses} misses{percent}"
+
+
+def _table(title: str, rows: list[tuple[int, str]]) -> list[str]:
+    """The largest counts, and how many rows were left out."""
+    if not rows:
+        return []
+    rows = sorted(rows, reverse=True)
+    left_out = [f"  {'':>10} ... and {len(rows) - LINES} more"] if len(rows) > LINES else []
+    return [title, *(f"  {count:>10} {what}" for count, what in rows[:LINES]), *left_out]
