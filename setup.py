@@ -8,7 +8,7 @@ from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension, get_cxx_compiler
 
 CSRC = Path("torch_tiny", "csrc")
-FLAGS = ["-O2", "-g0", "-fvisibility=hidden", "-Wall"]
+FLAGS = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall"]
 
 
 class BuildCore(BuildExtension):

@@ -48,7 +48,7 @@ class Gen:
                 pass
 
     def names(self) -> list[str]:
-        return [name for name, value in self.env.items() if isinstance(value, Tensor)]
+        return [n for n, v in self.env.items() if n.startswith("t") and isinstance(v, Tensor)]
 
     def tensor(self, want: Callable[[Tensor], bool] = lambda t: True) -> tuple[str, Tensor]:
         try:
@@ -396,7 +396,8 @@ def write_out(g: Gen) -> str:
         f"torch.cat([{y}.clone(), {y}.clone()], out={x})", f"torch.neg({y}, out={x})",
         f"torch.sum({y}.clone(), 0, dtype={x}.dtype, out={x})",
         f"torch.where({y}.clone() == {y}.clone(), {y}.clone(), {y}.clone(), out={x})",
-        f"torch.index_select({y}.clone(), 0, torch.tensor([0], device=device), out={x})",
+        f"torch.index_select({y}.to({x}.dtype), 0, torch.tensor([0], device=device), out={x})"
+        if t.dim() else f"torch.neg({y}, out={x})",
     ))
 
 

@@ -10,7 +10,7 @@ from importlib import metadata
 import torch
 
 import torch_tiny
-from torch_tiny import _build, device, hosts
+from torch_tiny import _build, core, device, hosts
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def _missing() -> Rows:
         rows.append(("compiler", "needed to build torch_tiny: install g++ (apt install g++)"))
     entry_points = metadata.entry_points(group="torch.backends")
     if "torch_tiny" not in entry_points.names:
-        rows.append(("autoload", "`import torch` alone does not find it: pip install torch_tiny"))
+        rows.append(("autoload", f"`import torch` alone does not load it. {core.how_to_build()}"))
     return rows or [("nothing", "")]
 
 

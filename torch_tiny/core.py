@@ -14,11 +14,18 @@ def load(hosts: list[str]) -> None:
         core = importlib.import_module("torch_tiny._C")
     except ImportError as error:
         raise ImportError(
-            f"the C++ core of torch_tiny does not load ({error}). {_advice()}"
+            f"the C++ core of torch_tiny does not load ({error}). {how_to_build()}"
         ) from error
     core.init(hosts)
     for package in (torch.__file__, __file__):
         core.add_library_folder(f"{Path(package).parent}/")
+
+
+def how_to_build() -> str:
+    """The command that builds the core of this checkout, in a sentence."""
+    root = Path(__file__).parent.parent
+    where = f"-e {root}" if (root / "setup.py").exists() else "--force-reinstall torch_tiny"
+    return f"Build it with: pip install --no-build-isolation {where}"
 
 
 def _check_build() -> None:
@@ -26,11 +33,11 @@ def _check_build() -> None:
     try:
         from torch_tiny import _build
     except ImportError as error:
-        raise ImportError(f"the C++ core of torch_tiny is not built. {_advice()}") from error
+        raise ImportError(f"the C++ core of torch_tiny is not built. {how_to_build()}") from error
     if _minor(_build.TORCH) != _minor(torch.__version__):
         raise ImportError(
             f"the C++ core of torch_tiny was built for torch {_build.TORCH}, "
-            f"but this is torch {torch.__version__}. {_advice()}"
+            f"but this is torch {torch.__version__}. {how_to_build()}"
         )
 
 
@@ -47,9 +54,3 @@ def _check_only_backend() -> None:
 def _minor(version: str) -> list[str]:
     """Extensions are compatible within 2.13.x."""
     return version.split(".")[:2]
-
-
-def _advice() -> str:
-    root = Path(__file__).parent.parent
-    where = f"-e {root}" if (root / "setup.py").exists() else "--force-reinstall torch_tiny"
-    return f"Build it with: pip install --no-build-isolation {where}"

@@ -45,6 +45,7 @@ __all__ = [
     "memory_reserved",
     "memory_stats",
     "metrics",
+    "reset_accumulated_memory_stats",
     "reset_metrics",
     "reset_peak_memory_stats",
     "seed",
@@ -100,10 +101,10 @@ def set_device(device: Device) -> None:
 
 
 class device:  # noqa: N801  (torch.cuda.device)
-    """Context manager that makes `device` the current one; a negative index changes nothing."""
+    """Context manager that makes `device` the current one; -1 changes nothing."""
 
     def __init__(self, device: Device) -> None:
-        self.index = _index(device)
+        self.index = -1 if device == -1 else _index(device)
         self.previous = -1
 
     def __enter__(self) -> None:
@@ -204,10 +205,14 @@ def reset_peak_memory_stats(device: Device = None) -> None:
     _C.reset_peak_memory_stats(_index(device))
 
 
+def reset_accumulated_memory_stats(device: Device = None) -> None:
+    """Start the totals of `device` (bytes and blocks ever allocated and freed) over from zero."""
+    _C.reset_accumulated_memory_stats(_index(device))
+
+
 def empty_cache() -> None:
     """Give back the memory that is kept for the next tensors, on all devices."""
-    for index in range(device_count()):
-        _C.empty_cache(index)
+    _C.empty_cache()
 
 
 # Random numbers
@@ -305,12 +310,13 @@ def __getattr__(name: str) -> tuple[torch.Generator, ...]:
 
 
 def _index(device: Device) -> int:
-    """The index that `device` means; the core refuses one that does not exist."""
-    if isinstance(device, int):
-        return device
+    """The index that `device` means, if there is such a device."""
     if device is None:
         return _C.current_device()
-    given = torch.device(device)
+    given = torch.device("tiny", device) if isinstance(device, int) else torch.device(device)
     if given.type != "tiny":
         raise ValueError(f"expected a tiny device, not {given}")
-    return _C.current_device() if given.index is None else given.index
+    if given.index is None:
+        return _C.current_device()
+    _C.device_host(given.index)  # raises where there is none
+    return given.index

@@ -16,6 +16,8 @@ from torch_tiny import _C
 
 T = TypeVar("T")
 
+_storage = Tensor.untyped_storage  # as it was
+
 
 def install() -> None:
     """Patch torch once."""
@@ -24,10 +26,14 @@ def install() -> None:
     _patch(Tensor, "__dlpack_device__", _as_host)
     for module in (torch, torch.utils.dlpack):
         _patch(module, "to_dlpack", _as_host)
-    _patch_tensor_address()
+    _patch_tensor("data_ptr")
+    _patch_tensor("untyped_storage")
     _patch_storage_address()
+    _patch_storage("_write_file", _write_file)
+    _patch_storage("_set_from_file", _set_from_file)
+    _patch_storage("is_shared", _is_shared)
     for name in ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_"):
-        _refuse_to_share(name)
+        _patch_storage(name, _refuse_to_share)
 
 
 def _patch(owner: Any, name: str, tiny: Callable[..., Any]) -> None:
@@ -55,19 +61,20 @@ def _as_host(original: Callable[..., T], tensor: Tensor, *args: Any, **kwargs: A
     return original(_host_twin(tensor), *args, **kwargs)
 
 
-# An address is asked for in tight loops: no *args, and the cheapest test first.
+# Addresses and storages are asked for in tight loops: no *args, and the cheapest test first.
 
 
-def _patch_tensor_address() -> None:
-    original = Tensor.data_ptr
+def _patch_tensor(name: str) -> None:
+    """Compute the tensor before PyTorch looks at its memory or hands out its storage."""
+    original = getattr(Tensor, name)
 
     @functools.wraps(original)
-    def data_ptr(tensor: Tensor) -> int:
+    def patched(tensor: Tensor) -> Any:
         if not (has_torch_function_unary(tensor) or tensor.is_cpu or _not_ours(tensor)):
             _C.materialize(tensor)
         return original(tensor)
 
-    Tensor.data_ptr = data_ptr  # type: ignore[assignment, method-assign]
+    setattr(Tensor, name, patched)
 
 
 def _patch_storage_address() -> None:
@@ -83,19 +90,43 @@ def _patch_storage_address() -> None:
     UntypedStorage.data_ptr = data_ptr  # type: ignore[assignment, method-assign]
 
 
-def _refuse_to_share(name: str) -> None:
+def _patch_storage(name: str, tiny: Callable[..., Any]) -> None:
+    """Make `tiny` answer for tiny storages, and what `UntypedStorage.name` was for all others."""
     original = getattr(UntypedStorage, name)
 
     @functools.wraps(original)
     def patched(storage: UntypedStorage, *args: Any, **kwargs: Any) -> Any:
         if storage.device.type != "tiny":
             return original(storage, *args, **kwargs)
-        raise RuntimeError(
-            f"memory of {storage.device} cannot be shared between processes: "
-            'send tensor.cpu() instead, and call .to("tiny") where it arrives'
-        )
+        return tiny(original, storage, *args, **kwargs)
 
     setattr(UntypedStorage, name, patched)
+
+
+# Pickle and the old format of torch.save go through files; PyTorch would use the bare pointer.
+
+
+def _write_file(original: Callable[..., T], storage: UntypedStorage, *args: Any) -> T:
+    return original(storage.cpu(), *args)
+
+
+def _set_from_file(
+    original: Callable[..., Any], storage: UntypedStorage, *args: Any
+) -> UntypedStorage:
+    host = UntypedStorage(storage.nbytes())
+    original(host, *args)
+    return storage.copy_(host)
+
+
+def _is_shared(_: object, _storage: UntypedStorage) -> bool:
+    return False
+
+
+def _refuse_to_share(_: object, storage: UntypedStorage, *_args: Any, **_kwargs: Any) -> None:
+    raise RuntimeError(
+        f"memory of {storage.device} cannot be shared between processes: "
+        'send tensor.cpu() instead, and call .to("tiny") where it arrives'
+    )
 
 
 def _not_ours(tensor: Tensor) -> bool:
@@ -105,7 +136,7 @@ def _not_ours(tensor: Tensor) -> bool:
         or tensor.is_cpu
         or tensor.device.type != "tiny"
         or not torch._C._has_storage(tensor)
-        or tensor.untyped_storage().device.type != "tiny"
+        or _storage(tensor).device.type != "tiny"
     )
 
 

@@ -15,7 +15,7 @@ class Cause:
     count: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """Counts since the start or the last `torch.tiny.reset_metrics()`. Print it to read them."""
 
@@ -41,7 +41,7 @@ class Report:
     seconds_recording: float
     seconds_running: float
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         head = [
             ("calls recorded", f"{self.calls}"),
             ("calls run at once", f"{sum(self.at_once_by_op.values())}"),
@@ -53,7 +53,8 @@ class Report:
             ("recording", f"{self.seconds_recording:.3f} s"),
             ("running", f"{self.seconds_running:.3f} s"),
         ]
-        causes = [(cause.count, f"{cause.reason:<16} {cause.where}") for cause in self.causes]
+        width = max((len(cause.reason) for cause in self.causes), default=0)
+        causes = [(cause.count, f"{cause.reason:<{width}}  {cause.where}") for cause in self.causes]
         return "\n".join(
             [
                 "torch_tiny",

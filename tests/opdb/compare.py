@@ -119,5 +119,6 @@ def synchronize(device: str) -> None:
 
 
 def plain(text: str) -> str:
-    """A message with the names of devices taken out."""
+    """A message with the names of devices taken out; the CPU's tensors are printed without."""
+    text = re.sub(r", device='\w+(:\d+)?'", "", text)
     return re.sub(r"(?i)\b(tiny|privateuse(one|1)|cuda|cpu)(:\d+)?\b", "DEVICE", text)

@@ -55,7 +55,7 @@ py::dict metrics() {
     }
   }
   for_each_operator([&](Operator& op) {
-    if (const auto calls = op.calls.load()) {
+    if (const auto calls = op.calls) {
       by_operator[py::str(op.name)] = calls;
     }
     if (const auto calls = op.at_once.load()) {

@@ -7,10 +7,10 @@
 #include <mutex>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "record.h"
 #include "run.h"
+#include "unboxed.h"
 
 namespace tiny {
 namespace {
@@ -19,14 +19,10 @@ namespace {
 constexpr std::array<std::string_view, 2> kChooseByDevice = {
     "aten::convolution", "aten::convolution_backward"};
 
-// Their meta functions promise another layout than the CPU kernel returns.
-constexpr std::array<std::string_view, 1> kMetaDisagrees = {"aten::_none_"};
-
 struct Table {
   std::mutex mutex;
   std::unordered_map<const void*, std::unique_ptr<Operator>> operators;
   std::vector<std::unique_ptr<Operator>> retired;
-  std::unordered_set<const void*> with_meta;
   std::atomic<uint64_t> epoch{1};
 };
 
@@ -133,7 +129,7 @@ Operator::Operator(const c10::OperatorHandle& op)
     returns.push_back(alias == nullptr ? -1 : aliased_argument(schema, *alias));
     if (!is_tensor_like(result.type())) {
       kind = Kind::kAtOnce;
-    } else if (alias != nullptr && !alias->isWrite() && kind == Kind::kRecord) {
+    } else if (alias != nullptr && !alias->isWrite() && kind.load() == Kind::kRecord) {
       kind = Kind::kView;
     }
   }
@@ -143,15 +139,10 @@ Operator::Operator(const c10::OperatorHandle& op)
   hidden_generator = op.hasTag(at::Tag::nondeterministic_seeded) && !has_generator;
   floats_matter = !tensor_inputs;
   takes_cpu_tensors = name == "aten::copy_";
-  const bool builtin = is_builtin(name);
-  const bool meta_kernel = builtin
-      ? table().with_meta.count(identity(op)) != 0
-      : op.hasKernelForDispatchKey(c10::DispatchKey::Meta);
-  // A composite kernel tells the metadata only if the memory's device would use it as well.
-  trust_meta = (meta_kernel || (has_composite(op) && !has_own_kernel(op))) &&
-      !contains(kMetaDisagrees, name);
-  remember = builtin;
-  if (!trust_meta && !remember && kind == Kind::kRecord) {
+  builtin = is_builtin(name);
+  // A custom operator without a meta function may return anything.
+  if (!builtin && kind == Kind::kRecord &&
+      !op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
     kind = Kind::kAtOnce;
   }
 }
@@ -193,14 +184,18 @@ void install_operators() {
     if (!found.has_value()) {
       continue;
     }
-    if (found->hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
-      table().with_meta.insert(identity(*found));
-    }
     const auto text = c10::toString(name);
-    if (text.rfind("aten::", 0) == 0 && hidden_by_composite(*found, text) &&
-        !found->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) &&
-        Operator(*found).kind != Operator::Kind::kView) {
-      library->impl(text.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<&record>());
+    const auto kind = Operator(*found).kind.load();
+    if (text.rfind("aten::", 0) != 0 ||
+        found->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) ||
+        !(has_own_kernel(*found) || hidden_by_composite(*found, text)) ||
+        found->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+        kind == Operator::Kind::kView) {
+      continue;
+    }
+    const bool unboxed = kind == Operator::Kind::kRecord && register_unboxed(*library, *found);
+    if (!unboxed && hidden_by_composite(*found, text)) {
+      library->impl(text.c_str(), torch::CppFunction::makeFromBoxedFunction<&record>());
     }
   }
   static auto* listener = new c10::RegistrationHandleRAII(

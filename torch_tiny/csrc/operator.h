@@ -21,9 +21,8 @@ struct Operator {
 
   c10::OperatorHandle handle;
   std::string name;
-  Kind kind = Kind::kRecord;
-  bool trust_meta = false;      // its meta function tells what the CPU kernel will return
-  bool remember = false;        // what one run returned holds for equal metadata
+  std::atomic<Kind> kind{Kind::kRecord};
+  bool builtin = false;           // PyTorch's own: its tags can be trusted
   bool writes_any = false;
   bool hidden_generator = false;  // draws random numbers but takes no generator
   bool floats_matter = false;     // e.g. arange: float arguments decide the size
@@ -32,9 +31,8 @@ struct Operator {
   std::vector<bool> takes_generator;
   std::vector<int> returns;       // the argument a result is or looks at; -1 for a fresh one
 
-  std::atomic<uint64_t> calls{0};
+  uint64_t calls = 0;  // recorded; counted with a queue locked
   std::atomic<uint64_t> at_once{0};
-  std::atomic<bool> meta_was_wrong{false};
 };
 
 // Lives until the process ends or the operator is deregistered.
@@ -43,8 +41,8 @@ Operator& operator_of(const c10::OperatorHandle& handle);
 // Calls `visit` on every operator that was used.
 void for_each_operator(const std::function<void(Operator&)>& visit);
 
-// Notices which operators have C++ meta kernels, and registers the recorder by name for those
-// whose composite kernel would hide a kernel of the CPU's or CUDA's own.
+// Registers the recorder by name for the operators whose composite kernel would hide a kernel of
+// the CPU's or CUDA's own.
 void install_operators();
 
 }  // namespace tiny

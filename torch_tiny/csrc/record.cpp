@@ -5,7 +5,6 @@
 #include <chrono>
 
 #include "host_call.h"
-#include "resize.h"
 #include "run.h"
 
 namespace tiny {
@@ -16,7 +15,6 @@ constexpr uint64_t kTimeOneIn = 16;  // recording is timed by samples: a clock c
 constexpr const char* kDataDependent = "data-dependent operator";
 constexpr const char* kUnknownMetadata = "result metadata not known yet";
 constexpr const char* kShared = "memory shared with numpy or DLPack";
-constexpr const char* kTooLarge = "result larger than memory";
 
 class RecordingTime {
  public:
@@ -41,7 +39,6 @@ class RecordingTime {
   std::chrono::steady_clock::time_point begin_;
 };
 
-// Results replace the arguments; the old ones are destroyed by the caller, outside the lock.
 void push_results(
     const Operator& op,
     const Signature& signature,
@@ -49,40 +46,17 @@ void push_results(
     Queue& queue,
     c10::DeviceIndex device,
     c10::SmallVectorImpl<c10::IValue>& results) {
-  size_t next = 0;
-  auto fresh = [&]() -> at::Tensor {
-    const auto& result = signature.results[next++];
-    if (!result.defined) {
-      queue.trace.add_fresh(nullptr);
-      return {};
-    }
-    auto tensor = make_tensor(
-        device,
-        result.nbytes,
-        result.spec.sizes,
-        result.spec.strides,
-        result.offset,
-        result.spec.dtype);
-    if (C10_UNLIKELY(result.spec.conj)) {
-      tensor._set_conj(true);
-    }
-    if (C10_UNLIKELY(result.spec.neg)) {
-      tensor._set_neg(true);
-    }
-    queue.trace.add_fresh(
-        c10::intrusive_ptr<TinyStorage>::reclaim_copy(&TinyStorage::of(tensor)));
-    return tensor;
-  };
+  auto next = signature.results.begin();
   for (size_t i = 0; i < op.returns.size(); ++i) {
     if (op.returns[i] >= 0) {
       results.push_back(arguments[op.returns[i]]);
     } else if (signature.list_sizes[i] < 0) {
-      results.emplace_back(fresh());
+      results.emplace_back(fresh_result(queue, *next++, device));
     } else {
       c10::List<at::Tensor> list;
       list.reserve(signature.list_sizes[i]);
       for (int k = 0; k < signature.list_sizes[i]; ++k) {
-        list.push_back(fresh());
+        list.push_back(fresh_result(queue, *next++, device));
       }
       results.emplace_back(std::move(list));
     }
@@ -96,27 +70,32 @@ void replace(c10::Stack* stack, size_t count, c10::SmallVectorImpl<c10::IValue>&
   }
 }
 
-// Runs the operator now, and remembers what its results looked like for the next time.
-void run_and_remember(
-    Operator& op, Queue& queue, c10::Stack* stack, const Arguments& arguments,
-    std::unique_ptr<Signature> signature) {
-  std::vector<at::Tensor> tensors;
-  for (const auto* tensor : arguments.tensors) {
+// The first call of its kind runs now, and what its results look like is remembered. PyTorch's
+// meta functions could foretell it, but in Python, and not always what the kernel does.
+void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& arguments) {
+  auto signature = make_signature(op, torch::jit::last(*stack, op.writes.size()), arguments);
+  c10::SmallVector<at::Tensor, 8> tensors;  // the stack will be gone
+  for (auto& tensor : arguments.tensors) {
     tensors.push_back(*tensor);
   }
-  const auto words = arguments.words;
   queue.run_at_once(op, stack, kUnknownMetadata);
   for (size_t i = 0; i < tensors.size(); ++i) {
+    arguments.tensors[i] = &tensors[i];
     if (tensors[i].sizes() != signature->specs[i].sizes ||
         tensors[i].strides() != signature->specs[i].strides) {
       return;  // it was resized; the next call looks different
     }
   }
-  const auto results = torch::jit::last(*stack, op.returns.size());
-  if (op.remember && remember_results(*signature, results)) {
-    std::lock_guard lock(queue.mutex);
-    queue.signatures.insert(std::move(signature), arguments.hash);
+  if (!describe_results(*signature, torch::jit::last(*stack, op.returns.size()))) {
+    return;
   }
+  if (!op.builtin && !meta_agrees(*signature, arguments)) {
+    op.kind = Operator::Kind::kAtOnce;
+    return;
+  }
+  std::lock_guard lock(queue.mutex);
+  ++queue.metrics.metadata_misses;
+  queue.signatures.insert(std::move(signature), arguments.hash);
 }
 
 void record_view(Operator& op, Queue& queue, c10::Stack* stack, const Arguments& arguments) {
@@ -165,34 +144,72 @@ void record_view(Operator& op, Queue& queue, c10::Stack* stack, const Arguments&
   replace(stack, count, results);
 }
 
-// True if the call was dealt with and nothing is left to record.
-bool learn(
-    Operator& op, Queue& queue, c10::Stack* stack, Arguments& arguments, Signature*& signature) {
-  auto fresh = make_signature(op, torch::jit::last(*stack, op.writes.size()), arguments);
-  std::vector<Resized> resized;
-  const bool told = op.trust_meta && !op.meta_was_wrong.load(std::memory_order_relaxed) &&
-      infer_results(*fresh, arguments, resized);
-  if (!told || fresh->fresh_bytes > memory_limit(arguments.device)) {
-    run_and_remember(op, queue, stack, arguments, std::move(fresh));
-    return true;
+}  // namespace
+
+at::Tensor fresh_result(Queue& queue, const Result& result, c10::DeviceIndex device) {
+  if (C10_UNLIKELY(!result.defined)) {
+    queue.trace.add_fresh(nullptr);
+    return {};
   }
-  if (!resized.empty()) {
-    for (const auto& change : resized) {
-      resize_tensor(*arguments.tensors[change.tensor], change.sizes, change.strides);
-    }
-    record(op.handle, stack);
-    return true;
+  const auto& spec = result.spec;
+  auto tensor =
+      make_tensor(device, result.nbytes, spec.sizes, spec.strides, result.offset, spec.dtype);
+  if (C10_UNLIKELY(spec.conj)) {
+    tensor._set_conj(true);
   }
-  std::lock_guard lock(queue.mutex);
-  ++queue.metrics.metadata_misses;
-  signature = queue.signatures.find(op, arguments);
-  if (signature == nullptr) {
-    signature = queue.signatures.insert(std::move(fresh), arguments.hash);
+  if (C10_UNLIKELY(spec.neg)) {
+    tensor._set_neg(true);
   }
-  return false;
+  queue.trace.add_fresh(c10::intrusive_ptr<TinyStorage>::reclaim_copy(&TinyStorage::of(tensor)));
+  return tensor;
 }
 
-}  // namespace
+bool record_known(
+    Operator& op,
+    Arguments& arguments,
+    c10::function_ref<void(Queue&, const Signature&)> results) {
+  auto& queue = Queue::of(arguments.device);
+  const RecordingTime time(queue);
+  const auto place = where();
+  bool full = false;
+  {
+    std::lock_guard lock(queue.mutex);
+    const auto* signature = queue.signatures.find(op, arguments);
+    if (C10_UNLIKELY(
+            signature == nullptr || signature->stale.load(std::memory_order_relaxed))) {
+      return false;
+    }
+    auto& trace = queue.trace;
+    Call call{
+        signature,
+        static_cast<uint32_t>(trace.uses.size()),
+        static_cast<uint32_t>(trace.values.size()),
+        0,
+        place};
+    for (const auto* tensor : arguments.tensors) {
+      trace.uses.push_back(
+          {trace.slot_of(TinyStorage::of(*tensor)),
+           tensor->unsafeGetTensorImpl()->storage_offset()});
+    }
+    for (auto& value : arguments.values) {
+      trace.values.push_back(std::move(value));
+    }
+    call.first_fresh = static_cast<uint32_t>(trace.slots.size());
+    results(queue, *signature);
+    trace.calls.push_back(call);
+    trace.bytes += signature->fresh_bytes;
+    ++queue.metrics.calls;
+    ++op.calls;
+    full = queue.is_full();
+    time.stop();
+  }
+  if (C10_UNLIKELY(arguments.exported)) {
+    queue.run(kShared);
+  } else if (C10_UNLIKELY(full)) {
+    queue.run(kLimit);
+  }
+  return true;
+}
 
 void record(const c10::OperatorHandle& handle, c10::Stack* stack) {
   check_usable();
@@ -203,56 +220,21 @@ void record(const c10::OperatorHandle& handle, c10::Stack* stack) {
   const auto given = torch::jit::last(*stack, count);
   take_apart(op, given, arguments);
   auto& queue = Queue::of(arguments.device);
-  if (op.kind == Operator::Kind::kAtOnce || !arguments.keyed) {
+  const auto kind = op.kind.load(std::memory_order_relaxed);
+  if (kind == Operator::Kind::kAtOnce || !arguments.keyed) {
     return queue.run_at_once(op, stack, kDataDependent);
   }
-  if (op.kind == Operator::Kind::kView) {
+  if (kind == Operator::Kind::kView) {
     return record_view(op, queue, stack, arguments);
   }
-  const RecordingTime time(queue);
-  const auto place = where();
   c10::SmallVector<c10::IValue, 2> results;
-  bool full = false;
-  std::unique_lock lock(queue.mutex);
-  auto* signature = queue.signatures.find(op, arguments);
-  if (C10_UNLIKELY(signature == nullptr)) {
-    lock.unlock();
-    if (learn(op, queue, stack, arguments, signature)) {
-      return;
-    }
-    lock.lock();
-  } else {
-    ++queue.metrics.metadata_hits;
+  const bool known = record_known(op, arguments, [&](Queue& locked, const Signature& signature) {
+    push_results(op, signature, given, locked, arguments.device, results);
+  });
+  if (!known) {
+    return run_and_remember(op, queue, stack, arguments);
   }
-  auto& trace = queue.trace;
-  Call call{
-      signature,
-      static_cast<uint32_t>(trace.uses.size()),
-      static_cast<uint32_t>(trace.values.size()),
-      0,
-      place};
-  for (const auto* tensor : arguments.tensors) {
-    trace.uses.push_back(
-        {trace.slot_of(TinyStorage::of(*tensor)), tensor->unsafeGetTensorImpl()->storage_offset()});
-  }
-  for (auto& value : arguments.values) {
-    trace.values.push_back(std::move(value));
-  }
-  call.first_fresh = static_cast<uint32_t>(trace.slots.size());
-  push_results(op, *signature, given, queue, arguments.device, results);
-  trace.calls.push_back(call);
-  trace.bytes += signature->fresh_bytes;
-  ++queue.metrics.calls;
-  op.calls.fetch_add(1, std::memory_order_relaxed);
-  full = queue.is_full();
-  time.stop();
-  lock.unlock();
   replace(stack, count, results);
-  if (C10_UNLIKELY(arguments.exported)) {
-    queue.run(kShared);
-  } else if (C10_UNLIKELY(full)) {
-    queue.run(kLimit);
-  }
 }
 
 }  // namespace tiny

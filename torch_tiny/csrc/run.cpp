@@ -147,7 +147,7 @@ class Runner {
     if (C10_UNLIKELY(
             !has_layout(tensor, expected) || tensor.device() != host_ ||
             tensor.storage().use_count() != 1)) {
-      call.signature->op->meta_was_wrong = true;
+      call.signature->stale = true;
       ++relayouts;
       tensor = with_layout(tensor, expected, host_);
     }

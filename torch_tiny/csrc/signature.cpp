@@ -1,5 +1,6 @@
 #include "signature.h"
 
+#include <c10/core/DefaultDtype.h>
 #include <c10/util/Exception.h>
 
 #include <atomic>
@@ -56,191 +57,6 @@ uint64_t float_class(double value) {
       "! (when checking arguments of ",
       op.name,
       ")");
-}
-
-struct TakeApart {
-  const Operator& op;
-  Arguments& out;
-  c10::SmallVector<size_t, 1> default_generators;  // indices into the values
-
-  void tensor(const at::Tensor& tensor, bool in_index_list) {
-    if (!tensor.defined()) {
-      out.words.push_back(head(Tag::kNoTensor));
-      return;
-    }
-    const auto* impl = tensor.unsafeGetTensorImpl();
-    const auto device = impl->device();
-    if (C10_LIKELY(device.type() == kTiny)) {
-      tiny_tensor(tensor, device);
-    } else {
-      foreign_tensor(tensor, device, in_index_list);
-    }
-  }
-
-  void tiny_tensor(const at::Tensor& tensor, c10::Device device) {
-    const auto* impl = tensor.unsafeGetTensorImpl();
-    if (C10_UNLIKELY(impl->layout() != c10::kStrided || !impl->has_storage())) {
-      out.keyed = false;
-      return;
-    }
-    if (out.device < 0) {
-      out.device = device.index();
-    } else if (C10_UNLIKELY(out.device != device.index())) {
-      different_devices(op, {kTiny, out.device}, device);
-    }
-    shape(tensor, Tag::kTensor);
-    out.exported |= TinyStorage::of(tensor).exports.load(std::memory_order_relaxed) != 0;
-    out.tensors.push_back(&tensor);
-  }
-
-  void foreign_tensor(const at::Tensor& tensor, c10::Device device, bool in_index_list) {
-    if (device.type() != c10::kCPU || tensor.layout() != c10::kStrided) {
-      different_devices(op, {kTiny, out.device < 0 ? current_device() : out.device}, device);
-    }
-    if (tensor.dim() != 0 && !in_index_list && !op.takes_cpu_tensors) {
-      different_devices(op, {kTiny, out.device < 0 ? current_device() : out.device}, device);
-    }
-    shape(tensor, Tag::kCpuTensor);
-    // Numbers that Python wrapped into a tensor belong to this call; others may change later.
-    out.values.emplace_back(
-        tensor.unsafeGetTensorImpl()->is_wrapped_number() ? tensor : copy_on_host(tensor));
-  }
-
-  void shape(const at::Tensor& tensor, Tag tag) {
-    const auto* impl = tensor.unsafeGetTensorImpl();
-    const auto sizes = impl->sizes();
-    const auto strides = impl->strides();
-    const uint64_t flags = (impl->is_conj() ? 1 : 0) | (impl->is_neg() ? 2 : 0) |
-        (impl->is_wrapped_number() ? 4 : 0);
-    out.words.push_back(
-        head(tag, (flags << 24) | (static_cast<uint64_t>(tensor.scalar_type()) << 8) | sizes.size()));
-    out.words.append(sizes.begin(), sizes.end());
-    out.words.append(strides.begin(), strides.end());
-  }
-
-  void number(double value) {
-    out.words.push_back(head(Tag::kDouble, float_class(value)));
-    if (op.floats_matter) {
-      out.words.push_back(std::bit_cast<uint64_t>(value));
-    }
-    out.values.emplace_back(value);
-  }
-
-  void list(const c10::IValue& value) {
-    if (value.isIntList()) {
-      const auto items = value.toIntList();
-      out.words.push_back(head(Tag::kIntList, items.size()));
-      for (const auto& item : items) {
-        out.words.push_back(static_cast<uint64_t>(static_cast<int64_t>(item)));
-      }
-    } else if (value.isTensorList() || value.isOptionalTensorList()) {
-      const auto items = value.toListRef();
-      const bool optional = value.isOptionalTensorList();
-      out.words.push_back(
-          head(optional ? Tag::kOptionalTensorList : Tag::kTensorList, items.size()));
-      for (const auto& item : items) {
-        if (item.isTensor()) {
-          tensor(item.toTensor(), optional);
-        } else {
-          out.words.push_back(head(Tag::kNoTensor));
-        }
-      }
-    } else if (value.isDoubleList()) {
-      out.words.push_back(head(Tag::kDoubleList, value.toDoubleList().size()));
-      out.values.push_back(value);
-    } else if (value.isBoolList()) {
-      const auto items = value.toBoolList();
-      out.words.push_back(head(Tag::kBoolList, items.size()));
-      for (bool item : items) {
-        out.words.push_back(item);
-      }
-    } else {
-      scalar_list(value);
-    }
-  }
-
-  void scalar_list(const c10::IValue& value) {
-    const auto items = value.toListRef();
-    out.words.push_back(head(Tag::kScalarList, items.size()));
-    for (const auto& item : items) {
-      if (item.isDouble()) {
-        out.words.push_back(head(Tag::kDouble));
-      } else if (item.isInt()) {
-        out.words.push_back(head(Tag::kInt));
-      } else if (item.isBool()) {
-        out.words.push_back(head(Tag::kBool));
-      } else if (item.isComplexDouble()) {
-        out.words.push_back(head(Tag::kComplex));
-      } else {
-        out.keyed = false;
-      }
-    }
-    out.values.push_back(value);
-  }
-
-  void string(const std::string& text) {
-    out.words.push_back(head(Tag::kString, text.size()));
-    for (size_t i = 0; i < text.size(); i += 8) {
-      uint64_t word = 0;
-      std::memcpy(&word, text.data() + i, std::min<size_t>(8, text.size() - i));
-      out.words.push_back(word);
-    }
-  }
-
-  void argument(const c10::IValue& value, bool generator) {
-    if (value.isTensor()) {
-      tensor(value.toTensor(), false);
-    } else if (value.isInt()) {
-      out.words.push_back(head(Tag::kInt));
-      out.words.push_back(static_cast<uint64_t>(value.toInt()));
-    } else if (value.isNone()) {
-      out.words.push_back(head(generator ? Tag::kGenerator : Tag::kNone));
-      if (generator) {
-        default_generators.push_back(out.values.size());
-        out.values.emplace_back();
-      }
-    } else if (value.isDouble()) {
-      number(value.toDouble());
-    } else if (value.isBool()) {
-      out.words.push_back(head(Tag::kBool, value.toBool()));
-    } else if (value.isList()) {
-      list(value);
-    } else if (value.isDevice()) {
-      device(value.toDevice());
-    } else if (value.isString()) {
-      string(value.toStringRef());
-    } else if (value.isComplexDouble()) {
-      out.words.push_back(head(Tag::kComplex));
-      out.values.push_back(value);
-    } else if (value.isGenerator()) {
-      out.words.push_back(head(Tag::kGenerator));
-      out.values.emplace_back(host_generator(value.toGenerator()));
-    } else {
-      out.keyed = false;
-    }
-  }
-
-  void device(c10::Device device) {
-    if (device.type() == kTiny && out.device < 0) {
-      out.device = with_index(device).index();
-    }
-    out.words.push_back(
-        head(Tag::kDevice, (static_cast<uint64_t>(device.type()) << 8) | (device.index() & 0xff)));
-  }
-};
-
-// An operator may refuse to write where it also reads: then how they overlap matters as well.
-void add_overlaps(Arguments& out) {
-  for (size_t i = 1; i < out.tensors.size(); ++i) {
-    for (size_t j = 0; j < i; ++j) {
-      if (out.tensors[i]->storage().unsafeGetStorageImpl() ==
-          out.tensors[j]->storage().unsafeGetStorageImpl()) {
-        out.words.push_back(i << 32 | j);
-        out.words.push_back(
-            static_cast<uint64_t>(out.tensors[i]->storage_offset() - out.tensors[j]->storage_offset()));
-      }
-    }
-  }
 }
 
 constexpr size_t kOverlapsChecked = 8;
@@ -308,25 +124,220 @@ bool is_plain(const at::Tensor& tensor) {
 
 }  // namespace
 
+void TakeApart::tensor(const at::Tensor& tensor, bool in_index_list) {
+  if (C10_UNLIKELY(!tensor.defined())) {
+    out_.words.push_back(head(Tag::kNoTensor));
+    return;
+  }
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  const auto device = impl->device();
+  if (C10_UNLIKELY(device.type() != kTiny)) {
+    return foreign_tensor(tensor, device, in_index_list);
+  }
+  if (C10_UNLIKELY(impl->layout() != c10::kStrided || !impl->has_storage())) {
+    out_.keyed = false;
+    return;
+  }
+  if (out_.device < 0) {
+    out_.device = device.index();
+  } else if (C10_UNLIKELY(out_.device != device.index())) {
+    different_devices(op_, {kTiny, out_.device}, device);
+  }
+  shape(tensor, head(Tag::kTensor));
+  out_.exported |= TinyStorage::of(tensor).exports.load(std::memory_order_relaxed) != 0;
+  out_.tensors.push_back(&tensor);
+}
+
+void TakeApart::foreign_tensor(
+    const at::Tensor& tensor, c10::Device device, bool in_index_list) {
+  const bool allowed = tensor.dim() == 0 || in_index_list || op_.takes_cpu_tensors;
+  if (device.type() != c10::kCPU || tensor.layout() != c10::kStrided || !allowed) {
+    different_devices(op_, {kTiny, out_.device < 0 ? current_device() : out_.device}, device);
+  }
+  shape(tensor, head(Tag::kCpuTensor));
+  // Numbers that Python wrapped into a tensor belong to this call; others may change later.
+  out_.values.emplace_back(
+      tensor.unsafeGetTensorImpl()->is_wrapped_number() ? tensor : copy_on_host(tensor));
+}
+
+void TakeApart::shape(const at::Tensor& tensor, uint64_t tag) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  const auto sizes = impl->sizes();
+  const auto strides = impl->strides();
+  const uint64_t flags = (impl->is_conj() ? 1 : 0) | (impl->is_neg() ? 2 : 0) |
+      (impl->is_wrapped_number() ? 4 : 0);
+  out_.words.push_back(
+      tag | (flags << 24) | (static_cast<uint64_t>(tensor.scalar_type()) << 8) | sizes.size());
+  out_.words.append(sizes.begin(), sizes.end());
+  out_.words.append(strides.begin(), strides.end());
+}
+
+void TakeApart::argument(double value) {
+  out_.words.push_back(head(Tag::kDouble, float_class(value)));
+  if (op_.floats_matter) {
+    out_.words.push_back(std::bit_cast<uint64_t>(value));
+  }
+  out_.values.emplace_back(value);
+}
+
+void TakeApart::argument(int64_t value) {
+  out_.words.push_back(head(Tag::kInt));
+  out_.words.push_back(static_cast<uint64_t>(value));
+}
+
+void TakeApart::argument(bool value) {
+  out_.words.push_back(head(Tag::kBool, value));
+}
+
+void TakeApart::argument(const at::Scalar& scalar) {
+  if (scalar.isIntegral(/*includeBool=*/false) && !scalar.isSymbolic()) {
+    argument(scalar.toLong());
+  } else {
+    argument(c10::IValue(scalar), false);
+  }
+}
+
+void TakeApart::list(const c10::IValue& value) {
+  if (value.isIntList()) {
+    const auto items = value.toIntList();
+    out_.words.push_back(head(Tag::kIntList, items.size()));
+    for (int64_t item : items) {
+      out_.words.push_back(static_cast<uint64_t>(item));
+    }
+  } else if (value.isTensorList() || value.isOptionalTensorList()) {
+    const auto items = value.toListRef();
+    const bool optional = value.isOptionalTensorList();
+    out_.words.push_back(
+        head(optional ? Tag::kOptionalTensorList : Tag::kTensorList, items.size()));
+    for (const auto& item : items) {
+      if (item.isTensor()) {
+        tensor(item.toTensor(), optional);
+      } else {
+        out_.words.push_back(head(Tag::kNoTensor));
+      }
+    }
+  } else if (value.isDoubleList()) {
+    out_.words.push_back(head(Tag::kDoubleList, value.toDoubleList().size()));
+    out_.values.push_back(value);
+  } else if (value.isBoolList()) {
+    const auto items = value.toBoolList();
+    out_.words.push_back(head(Tag::kBoolList, items.size()));
+    for (bool item : items) {
+      out_.words.push_back(item);
+    }
+  } else {
+    scalar_list(value);
+  }
+}
+
+void TakeApart::scalar_list(const c10::IValue& value) {
+  const auto items = value.toListRef();
+  out_.words.push_back(head(Tag::kScalarList, items.size()));
+  for (const auto& item : items) {
+    if (item.isDouble()) {
+      out_.words.push_back(head(Tag::kDouble));
+    } else if (item.isInt()) {
+      out_.words.push_back(head(Tag::kInt));
+    } else if (item.isBool()) {
+      out_.words.push_back(head(Tag::kBool));
+    } else if (item.isComplexDouble()) {
+      out_.words.push_back(head(Tag::kComplex));
+    } else {
+      out_.keyed = false;
+    }
+  }
+  out_.values.push_back(value);
+}
+
+void TakeApart::string(const std::string& text) {
+  out_.words.push_back(head(Tag::kString, text.size()));
+  for (size_t i = 0; i < text.size(); i += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, text.data() + i, std::min<size_t>(8, text.size() - i));
+    out_.words.push_back(word);
+  }
+}
+
+void TakeApart::device(c10::Device device) {
+  if (device.type() == kTiny && out_.device < 0) {
+    out_.device = with_index(device).index();
+  }
+  out_.words.push_back(
+      head(Tag::kDevice, (static_cast<uint64_t>(device.type()) << 8) | (device.index() & 0xff)));
+}
+
+void TakeApart::argument(const c10::IValue& value, bool generator) {
+  if (value.isTensor()) {
+    tensor(value.toTensor(), false);
+  } else if (value.isInt()) {
+    argument(value.toInt());
+  } else if (value.isNone()) {
+    out_.words.push_back(head(generator ? Tag::kGenerator : Tag::kNone));
+    if (generator) {
+      default_generators_.push_back(out_.values.size());
+      out_.values.emplace_back();
+    }
+  } else if (value.isDouble()) {
+    argument(value.toDouble());
+  } else if (value.isBool()) {
+    argument(value.toBool());
+  } else if (value.isList()) {
+    list(value);
+  } else if (value.isDevice()) {
+    device(value.toDevice());
+  } else if (value.isString()) {
+    string(value.toStringRef());
+  } else if (value.isComplexDouble()) {
+    out_.words.push_back(head(Tag::kComplex));
+    out_.values.push_back(value);
+  } else if (value.isGenerator()) {
+    out_.words.push_back(head(Tag::kGenerator));
+    out_.values.emplace_back(host_generator(value.toGenerator()));
+  } else {
+    out_.keyed = false;
+  }
+}
+
+// An operator may refuse to write where it also reads: then how they overlap matters as well.
+void TakeApart::add_overlaps() {
+  const auto& tensors = out_.tensors;
+  for (size_t i = 1; i < tensors.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (tensors[i]->storage().unsafeGetStorageImpl() ==
+          tensors[j]->storage().unsafeGetStorageImpl()) {
+        out_.words.push_back(i << 32 | j);
+        out_.words.push_back(
+            static_cast<uint64_t>(tensors[i]->storage_offset() - tensors[j]->storage_offset()));
+      }
+    }
+  }
+}
+
+void TakeApart::finish() {
+  if (op_.writes_any && out_.tensors.size() > 1 && out_.tensors.size() <= kOverlapsChecked) {
+    add_overlaps();
+  }
+  if (out_.device < 0) {
+    out_.device = current_device();
+  }
+  for (const auto i : default_generators_) {
+    out_.values[i] = host_generator(out_.device);
+  }
+  // PyTorch's default type decides what a number and an integer tensor make.
+  out_.words.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
+  uint64_t hash = reinterpret_cast<uintptr_t>(&op_);
+  for (const auto word : out_.words) {
+    hash = mix(hash, word);
+  }
+  out_.hash = hash;
+}
+
 void take_apart(const Operator& op, c10::ArrayRef<c10::IValue> stack, Arguments& out) {
-  TakeApart visitor{op, out, {}};
+  TakeApart visitor(op, out);
   for (size_t i = 0; i < stack.size(); ++i) {
     visitor.argument(stack[i], op.takes_generator[i]);
   }
-  if (op.writes_any && out.tensors.size() > 1 && out.tensors.size() <= kOverlapsChecked) {
-    add_overlaps(out);
-  }
-  if (out.device < 0) {
-    out.device = current_device();
-  }
-  for (const auto i : visitor.default_generators) {
-    out.values[i] = host_generator(out.device);
-  }
-  uint64_t hash = reinterpret_cast<uintptr_t>(&op);
-  for (const auto word : out.words) {
-    hash = mix(hash, word);
-  }
-  out.hash = hash;
+  visitor.finish();
 }
 
 std::unique_ptr<Signature> make_signature(
@@ -343,30 +354,7 @@ std::unique_ptr<Signature> make_signature(
   return signature;
 }
 
-bool infer_results(Signature& signature, const Arguments& arguments, std::vector<Resized>& resized) {
-  const auto metas = meta_tensors(arguments);
-  c10::Stack stack;
-  try {
-    HostScope scope(arguments.device);
-    push_arguments(
-        stack,
-        signature,
-        arguments.values.data(),
-        [&](size_t i) { return metas[i]; },
-        c10::Device(c10::kMeta));
-    signature.op->handle.callBoxed(stack);
-  } catch (...) {
-    return false;
-  }
-  for (size_t i = 0; i < metas.size(); ++i) {
-    if (metas[i].sizes() != arguments.tensors[i]->sizes()) {
-      resized.push_back({i, at::DimVector(metas[i].sizes()), at::DimVector(metas[i].strides())});
-    }
-  }
-  return remember_results(signature, stack);
-}
-
-bool remember_results(Signature& signature, c10::ArrayRef<c10::IValue> returned) {
+bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned) {
   signature.results.clear();
   signature.list_sizes.clear();
   signature.fresh_bytes = 0;
@@ -395,6 +383,27 @@ bool remember_results(Signature& signature, c10::ArrayRef<c10::IValue> returned)
   return true;
 }
 
+bool meta_agrees(const Signature& signature, const Arguments& arguments) {
+  const auto metas = meta_tensors(arguments);
+  Signature foretold;
+  foretold.op = signature.op;
+  try {
+    HostScope scope(arguments.device);
+    c10::Stack stack;
+    push_arguments(
+        stack,
+        signature,
+        arguments.values.data(),
+        [&](size_t i) { return metas[i]; },
+        c10::Device(c10::kMeta));
+    signature.op->handle.callBoxed(stack);
+    return describe_results(foretold, stack) && foretold.list_sizes == signature.list_sizes &&
+        foretold.results == signature.results;
+  } catch (...) {
+    return false;
+  }
+}
+
 Signature* SignatureTable::find(const Operator& op, const Arguments& arguments) {
   const auto found = table_.find(arguments.hash);
   if (found == table_.end()) {
@@ -412,13 +421,22 @@ Signature* SignatureTable::find(const Operator& op, const Arguments& arguments) 
   return nullptr;
 }
 
-Signature* SignatureTable::insert(std::unique_ptr<Signature> signature, uint64_t hash) {
+void SignatureTable::insert(std::unique_ptr<Signature> signature, uint64_t hash) {
+  auto& bucket = table_[hash];
+  for (auto& other : bucket) {
+    if (other->op == signature->op && other->words == signature->words) {
+      std::swap(other, signature);
+      replaced_.push_back(std::move(signature));
+      return;
+    }
+  }
   ++size_;
-  return table_[hash].emplace_back(std::move(signature)).get();
+  bucket.push_back(std::move(signature));
 }
 
 void SignatureTable::clear() {
   table_.clear();
+  replaced_.clear();
   size_ = 0;
 }
 

@@ -6,9 +6,8 @@
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
 
+#include <atomic>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -33,6 +32,8 @@ struct Result {
   int64_t offset = 0;
   size_t nbytes = 0;
   bool defined = false;
+
+  bool operator==(const Result&) const = default;
 };
 
 // How to build one argument (or one element of a list of tensors) of a call again.
@@ -59,6 +60,8 @@ struct Signature {
   std::vector<Result> results;  // per fresh tensor, in order
   std::vector<int> list_sizes;  // per return: -1 for a tensor, else the length of the list
   size_t fresh_bytes = 0;
+  // Set when a run returned something else, e.g. after a global flag of PyTorch was changed.
+  mutable std::atomic<bool> stale{false};
 };
 
 // The arguments of a call, taken apart.
@@ -72,30 +75,54 @@ struct Arguments {
   uint64_t hash = 0;
 };
 
-// Raises if tensors of different devices meet in a way that PyTorch does not allow.
+// Takes arguments apart one by one; `finish` comes last. Raises if tensors of different devices
+// meet in a way that PyTorch does not allow.
+class TakeApart {
+ public:
+  TakeApart(const Operator& op, Arguments& out) : op_(op), out_(out) {}
+
+  void argument(const c10::IValue& value, bool generator);
+  void argument(const at::Tensor& tensor) {
+    this->tensor(tensor, false);
+  }
+  void argument(const at::Scalar& scalar);
+  void argument(bool value);
+  void argument(int64_t value);
+  void argument(double value);
+  void finish();
+
+ private:
+  void tensor(const at::Tensor& tensor, bool in_index_list);
+  void foreign_tensor(const at::Tensor& tensor, c10::Device device, bool in_index_list);
+  void shape(const at::Tensor& tensor, uint64_t tag);
+  void list(const c10::IValue& value);
+  void scalar_list(const c10::IValue& value);
+  void string(const std::string& text);
+  void device(c10::Device device);
+  void add_overlaps();
+
+  const Operator& op_;
+  Arguments& out_;
+  c10::SmallVector<size_t, 1> default_generators_;  // indices into the values
+};
+
 void take_apart(const Operator& op, c10::ArrayRef<c10::IValue> stack, Arguments& out);
 
 // The tokens and specs of these arguments, without results.
 std::unique_ptr<Signature> make_signature(
     Operator& op, c10::ArrayRef<c10::IValue> stack, const Arguments& arguments);
 
-// Fills in the results by running the operator on meta tensors. `resized` gets the new metadata
-// of `out=` arguments that the operator would resize. False if it cannot be told.
-struct Resized {
-  size_t tensor;  // index into Arguments::tensors
-  at::DimVector sizes;
-  at::DimVector strides;
-};
-bool infer_results(Signature& signature, const Arguments& arguments, std::vector<Resized>& resized);
+// Fills in what the results of a run look like. False if they are not ordinary tensors.
+bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned);
 
-// Fills in the results by looking at what a run returned.
-bool remember_results(Signature& signature, c10::ArrayRef<c10::IValue> returned);
+// Whether the operator's meta function foretells these results.
+bool meta_agrees(const Signature& signature, const Arguments& arguments);
 
 // All signatures seen on a device. Guarded by its owner.
 class SignatureTable {
  public:
   Signature* find(const Operator& op, const Arguments& arguments);
-  Signature* insert(std::unique_ptr<Signature> signature, uint64_t hash);
+  void insert(std::unique_ptr<Signature> signature, uint64_t hash);
   size_t size() const {
     return size_;
   }
@@ -103,6 +130,7 @@ class SignatureTable {
 
  private:
   std::unordered_map<uint64_t, std::vector<std::unique_ptr<Signature>>> table_;
+  std::vector<std::unique_ptr<Signature>> replaced_;  // a trace may still refer to them
   size_t size_ = 0;
 };
 

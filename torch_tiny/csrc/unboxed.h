@@ -1,0 +1,14 @@
+// The recorder again, for the most common shapes of operators, without boxing their arguments:
+// a boxed tensor costs two trips through the GIL when Python holds it.
+#pragma once
+
+#include <torch/library.h>
+
+#include "operator.h"
+
+namespace tiny {
+
+// Registers an unboxed recorder if there is one for operators of this form.
+bool register_unboxed(torch::Library& library, const c10::OperatorHandle& op);
+
+}  // namespace tiny
