@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 import torch_tiny
 
-EPOCHS = 40
+EPOCHS = 20
 BATCH = 64
 
 
@@ -33,7 +33,6 @@ class Training:
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Dropout(0.1),
             nn.Linear(512, 10),
         ).to(device)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=1e-3)

@@ -24,7 +24,7 @@ def test_accumulation_and_zero(device: str) -> None:
         x = leaf(where, 3)
         (x * x).sum().backward()
         first = x.grad.clone()
-        (x ** 3).sum().backward()
+        (x**3).sum().backward()
         second = x.grad.clone()
         x.grad.zero_()
         x.exp().sum().backward()
@@ -48,7 +48,7 @@ def test_backward_with_a_vector_and_retain_graph(device: str) -> None:
 def test_double_and_triple_backward(device: str) -> None:
     def program(where: str) -> list[Tensor]:
         x = leaf(where, 4)
-        y = (x.sin() * x ** 3).sum()
+        y = (x.sin() * x**3).sum()
         results = []
         for _ in range(3):
             (grad,) = torch.autograd.grad(y, x, create_graph=True)
@@ -92,9 +92,9 @@ def test_module_hooks(device: str) -> None:
         torch.manual_seed(0)
         layer = torch.nn.Linear(3, 2).to(where)
         seen: list[Any] = []
-        layer.register_forward_pre_hook(lambda m, args: (args[0] * 2,))
-        layer.register_forward_hook(lambda m, args, out: out + 1)
-        layer.register_full_backward_hook(lambda m, gin, gout: seen.append([gin[0], gout[0]]))
+        layer.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
+        layer.register_forward_hook(lambda *args: args[2] + 1)
+        layer.register_full_backward_hook(lambda _, gin, gout: seen.append([gin[0], gout[0]]))
         layer(leaf(where, 4, 3)).square().sum().backward()
         return [layer.weight.grad, seen]
 
@@ -107,9 +107,8 @@ def test_node_hooks_and_graph_names(device: str) -> None:
         y = (x.exp() + x).prod()
         calls: list[int] = []
         y.grad_fn.register_prehook(lambda g: calls.append(len(g)))
-        y.grad_fn.register_hook(lambda gi, go: calls.append(len(go)))
-        names = [type(y.grad_fn).__name__,
-                 *(type(f).__name__ for f, _ in y.grad_fn.next_functions)]
+        y.grad_fn.register_hook(lambda _, go: calls.append(len(go)))
+        names = [type(y.grad_fn).__name__, *(type(f).__name__ for f, _ in y.grad_fn.next_functions)]
         y.backward()
         return [x.grad, calls, names]
 
@@ -203,7 +202,7 @@ class AddInto(torch.autograd.Function):
         return x.add_(y)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(_: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         return grad, grad * 3
 
 
@@ -304,7 +303,8 @@ ERRORS = {
     "inference": lambda d: inference_tensor(d).add_(leaf(d, 3)),
     "nondifferentiable": lambda d: leaf(d, 3).argmax().backward(),
     "higher_order_of_backward_only": lambda d: torch.autograd.grad(
-        torch.autograd.grad((leaf(d, 3) * 1).sum(), leaf(d, 3), allow_unused=True)[0], leaf(d, 3)),
+        torch.autograd.grad((leaf(d, 3) * 1).sum(), leaf(d, 3), allow_unused=True)[0], leaf(d, 3)
+    ),
 }
 
 
@@ -355,17 +355,24 @@ def test_grad_modes(device: str) -> None:
 def test_jacobian_and_hessian(device: str) -> None:
     def program(where: str) -> list[Tensor]:
         x = numbers(3).to(where)
-        return [torch.autograd.functional.jacobian(lambda t: t.exp().outer(t), x),
-                torch.autograd.functional.hessian(lambda t: t.pow(3).prod(), x),
-                torch.autograd.functional.jacobian(torch.sin, x, vectorize=True)]
+        return [
+            torch.autograd.functional.jacobian(lambda t: t.exp().outer(t), x),
+            torch.autograd.functional.hessian(lambda t: t.pow(3).prod(), x),
+            torch.autograd.functional.jacobian(torch.sin, x, vectorize=True),
+        ]
 
     agree(program, device)
 
 
 def test_gradcheck_of_a_network(device: str) -> None:
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Conv1d(1, 2, 2), torch.nn.Softplus(), torch.nn.Flatten(),
-                              torch.nn.Linear(6, 2)).double().to(device)
+    net = (
+        torch.nn.Sequential(
+            torch.nn.Conv1d(1, 2, 2), torch.nn.Softplus(), torch.nn.Flatten(), torch.nn.Linear(6, 2)
+        )
+        .double()
+        .to(device)
+    )
     x = numbers(2, 1, 4, dtype=torch.float64).to(device).requires_grad_()
     assert torch.autograd.gradcheck(net, (x,))
     assert torch.autograd.gradgradcheck(net, (x,), fast_mode=True)

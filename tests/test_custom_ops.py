@@ -33,8 +33,9 @@ def _operators() -> Iterator[None]:
     library._destroy()
 
 
-def options(x: Tensor, a: float = 2, mode: str = "mul",
-            dims: Sequence[int] | None = None) -> Tensor:
+def options(
+    x: Tensor, a: float = 2, mode: str = "mul", dims: Sequence[int] | None = None
+) -> Tensor:
     y = x * a if mode == "mul" else x + a
     return y.sum(dims) if dims else y
 
@@ -69,7 +70,7 @@ def cube(x: Tensor) -> Tensor:
     return x**3
 
 
-def _save(ctx: object, inputs: tuple[Tensor], output: Tensor) -> None:
+def _save(ctx: object, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: ARG001
     ctx.save_for_backward(inputs[0])  # type: ignore[attr-defined]
 
 
@@ -77,7 +78,7 @@ cube.register_autograd(lambda ctx, g: g * 3 * ctx.saved_tensors[0] ** 2, setup_c
 
 
 @torch.library.custom_op("tinytest::fails", mutates_args=(), device_types="cpu")
-def fails(x: Tensor) -> Tensor:
+def fails(x: Tensor) -> Tensor:  # noqa: ARG001 (custom_op reads the signature)
     raise ValueError("the kernel does not like this")
 
 
@@ -89,9 +90,11 @@ CALLS = {
     "list_of_results": lambda x: torch.ops.tinytest.sums([x, x.T, x[0]]),
     "composite": lambda x: torch.ops.tinytest.composite(x),
     "explicit": lambda x: torch.ops.tinytest.explicit(x),
-    "options": lambda x: [torch.ops.tinytest.with_options(x),
-                          torch.ops.tinytest.with_options(x, 3.5, "add", [0]),
-                          torch.ops.tinytest.with_options(x, 4.5, dims=[1])],
+    "options": lambda x: [
+        torch.ops.tinytest.with_options(x),
+        torch.ops.tinytest.with_options(x, 3.5, "add", [0]),
+        torch.ops.tinytest.with_options(x, 4.5, dims=[1]),
+    ],
     "no_tensor": lambda x: torch.ops.tinytest.size((x > 0) * 2),
     "out": lambda x: [out := torch.zeros_like(x), torch.ops.tinytest.into(x, out=out)],
     "data_dependent": lambda x: [positive(x), positive(-x), positive(x * 0)],
@@ -105,6 +108,7 @@ def test_calls(name: str, device: str) -> None:
 
 def test_results_of_another_shape_each_time(device: str) -> None:
     """The same arguments in form, but the shape depends on the data: nothing may be remembered."""
+
     def program(where: str) -> list[Tensor]:
         x = numbers(4).to(where)
         return [positive(x + i) for i in (-5.0, 0.25, 5.0)]

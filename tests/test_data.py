@@ -90,7 +90,7 @@ def test_pin_memory_of_a_tensor(device: str) -> None:
 
 
 @needs_tiny
-def test_workers_that_use_the_device_say_that_they_cannot(device: str) -> None:
+def test_workers_that_use_the_device_say_that_they_cannot() -> None:
     out = python("""
         import torch
         class OnDevice(torch.utils.data.Dataset):

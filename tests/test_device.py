@@ -152,8 +152,10 @@ def test_events() -> None:
     end.synchronize()
     assert end.query()
     assert begin.elapsed_time(end) > 0
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match="enable_timing"):
         end.elapsed_time(torch.Event(device="tiny"))
+    with pytest.raises(ValueError, match="recorded"):
+        end.elapsed_time(torch.Event(device="tiny", enable_timing=True))
 
 
 def test_events_order_streams() -> None:
@@ -191,12 +193,15 @@ def test_memory_stats() -> None:
     assert torch.tiny.max_memory_reserved() >= torch.tiny.memory_reserved()
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("gpu", ["gpu", "cpu", "cuda"]),
-    ("cpu,", ["cpu", "cuda"]),
-    ("cpu:1", ["cpu:1", "cpu"]),
-    ("cuda:99", ["cuda:99"]),
-])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gpu", ["gpu", "cpu", "cuda"]),
+        ("cpu,", ["cpu", "cuda"]),
+        ("cpu:1", ["cpu:1", "cpu"]),
+        ("cuda:99", ["cuda:99"]),
+    ],
+)
 def test_a_wrong_memory_is_explained(text: str, words: list[str]) -> None:
     out = python(f"""
         import os
@@ -250,7 +255,8 @@ def test_deterministic_algorithms() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         x = torch.zeros(3, device="tiny").index_add_(
-            0, torch.tensor([0, 0, 2], device="tiny"), torch.ones(3, device="tiny"))
+            0, torch.tensor([0, 0, 2], device="tiny"), torch.ones(3, device="tiny")
+        )
         assert x.tolist() == [2, 0, 1]
         assert torch.empty(3, device="tiny").isnan().all()
     finally:

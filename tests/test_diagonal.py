@@ -1,4 +1,4 @@
-"""The diagonal family: forward, backward, second order, writes through a diagonal view (R6)."""
+"""The diagonal family: forward, backward, second order, writes through a diagonal view."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ FAMILY: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize(("shape", "offset", "dim1", "dim2"), CASES)
-def test_views_and_writes(shape: tuple[int, ...], offset: int, dim1: int, dim2: int,
-                          device: str) -> None:
+def test_views_and_writes(
+    shape: tuple[int, ...], offset: int, dim1: int, dim2: int, device: str
+) -> None:
     def program(where: str) -> list[Tensor]:
         x = numbers(*shape).to(where)
         view = x.diagonal(offset, dim1, dim2)
@@ -52,10 +53,12 @@ def test_views_and_writes(shape: tuple[int, ...], offset: int, dim1: int, dim2: 
     agree(program, device)
 
 
-@pytest.mark.parametrize(("shape", "offset", "dim1", "dim2"),
-                         [c for c in CASES if c[0] in ((3, 3), (2, 3, 4))])
-def test_embedding_is_the_inverse(shape: tuple[int, ...], offset: int, dim1: int, dim2: int,
-                                  device: str) -> None:
+@pytest.mark.parametrize(
+    ("shape", "offset", "dim1", "dim2"), [c for c in CASES if c[0] in ((3, 3), (2, 3, 4))]
+)
+def test_embedding_is_the_inverse(
+    shape: tuple[int, ...], offset: int, dim1: int, dim2: int, device: str
+) -> None:
     x = numbers(*shape[1:]).to(device)
     embedded = torch.diag_embed(x, offset, dim1, dim2)
     assert_same(embedded, torch.diag_embed(x.cpu(), offset, dim1, dim2))
@@ -99,7 +102,7 @@ def test_gradient_through_a_write_to_the_diagonal(device: str) -> None:
         y = x * 2
         y.diagonal().mul_(v)
         y.diagonal(1)[1:].copy_(v[:2])
-        (y ** 2).sum().backward()
+        (y**2).sum().backward()
         return [y, x.grad, v.grad]
 
     agree(program, device)
@@ -121,15 +124,18 @@ def test_other_dtypes(dtype: torch.dtype, device: str) -> None:
     agree(program, device)
 
 
-@pytest.mark.parametrize("program", [
-    lambda d: torch.diagonal(torch.ones(3, device=d)),
-    lambda d: torch.diag(torch.ones(2, 2, 2, device=d)),
-    lambda d: torch.diagonal(torch.ones(2, 2, device=d), 0, 1, 1),
-    lambda d: torch.diagonal(torch.ones(2, 2, device=d), 0, 0, 5),
-    lambda d: torch.diag_embed(torch.ones(2, device=d), 0, 0, 0),
-    lambda d: torch.diagonal_scatter(torch.ones(3, 3, device=d), torch.ones(2, device=d)),
-    lambda d: torch.trace(torch.ones(3, device=d)),
-    lambda d: torch.ones(3, device=d).fill_diagonal_(1),
-])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda d: torch.diagonal(torch.ones(3, device=d)),
+        lambda d: torch.diag(torch.ones(2, 2, 2, device=d)),
+        lambda d: torch.diagonal(torch.ones(2, 2, device=d), 0, 1, 1),
+        lambda d: torch.diagonal(torch.ones(2, 2, device=d), 0, 0, 5),
+        lambda d: torch.diag_embed(torch.ones(2, device=d), 0, 0, 0),
+        lambda d: torch.diagonal_scatter(torch.ones(3, 3, device=d), torch.ones(2, device=d)),
+        lambda d: torch.trace(torch.ones(3, device=d)),
+        lambda d: torch.ones(3, device=d).fill_diagonal_(1),
+    ],
+)
 def test_errors(program: Callable[[str], object], device: str) -> None:
     agree_on_error(program, device)

@@ -33,8 +33,13 @@ def test_creation_and_movement(dtype: torch.dtype, device: str) -> None:
         y = torch.zeros(3, 4, dtype=dtype, device=where)
         y.copy_(x)
         y[1] = x[0]
-        return [x.T.clone(), y, torch.ones(2, dtype=dtype, device=where), x[::2].contiguous(),
-                torch.empty_like(x).copy_(x)]
+        return [
+            x.T.clone(),
+            y,
+            torch.ones(2, dtype=dtype, device=where),
+            x[::2].contiguous(),
+            torch.empty_like(x).copy_(x),
+        ]
 
     agree(program, device)
 
@@ -43,8 +48,16 @@ def test_creation_and_movement(dtype: torch.dtype, device: str) -> None:
 def test_conversion_and_promotion(a: torch.dtype, b: torch.dtype, device: str) -> None:
     def program(where: str) -> list[Tensor]:
         x, y = values(a, where), values(b, where, 1)
-        results = [x.to(b), x * y, x == y, torch.where(x != 0, x, y), torch.cat([x, y]),
-                   x + y[0, 0], y * 2, x.add(torch.tensor(1, dtype=b))]
+        results = [
+            x.to(b),
+            x * y,
+            x == y,
+            torch.where(x != 0, x, y),
+            torch.cat([x, y]),
+            x + y[0, 0],
+            y * 2,
+            x.add(torch.tensor(1, dtype=b)),
+        ]
         if not (a.is_complex and not b.is_complex):
             results.append(torch.empty_like(y).copy_(x))
         return results
@@ -57,8 +70,14 @@ def test_conversion_and_promotion(a: torch.dtype, b: torch.dtype, device: str) -
 def test_numbers(dtype: torch.dtype, number: complex, device: str) -> None:
     def program(where: str) -> list[Tensor]:
         x = values(dtype, where)
-        return [x * number, number + x, x / 2, torch.full((2,), 1, dtype=dtype, device=where),
-                torch.full_like(x, 1), x.new_tensor([0, 1])]
+        return [
+            x * number,
+            number + x,
+            x / 2,
+            torch.full((2,), 1, dtype=dtype, device=where),
+            torch.full_like(x, 1),
+            x.new_tensor([0, 1]),
+        ]
 
     agree(program, device)
 
@@ -67,11 +86,36 @@ def test_numbers(dtype: torch.dtype, number: complex, device: str) -> None:
 def test_floating_functions(dtype: torch.dtype, device: str) -> None:
     def program(where: str) -> list[Tensor]:
         x = values(dtype, where)
-        results = [x.exp(), x.sin(), x.tanh(), x.abs(), x.sqrt(), x.reciprocal(), x.sum(), x.mean(0),
-                   x @ x.T, x.cumsum(1), x.pow(3), x.isnan(), x.sigmoid(), x.square().sum(1)]
+        results = [
+            x.exp(),
+            x.sin(),
+            x.tanh(),
+            x.abs(),
+            x.sqrt(),
+            x.reciprocal(),
+            x.sum(),
+            x.mean(0),
+            x @ x.T,
+            x.cumsum(1),
+            x.pow(3),
+            x.isnan(),
+            x.sigmoid(),
+            x.square().sum(1),
+        ]
         if not dtype.is_complex:
-            results += [x.floor(), x.relu(), x.softmax(1), x.amax(0), x.clamp(-1, 1), x.erf(),
-                        x.log1p(), x.std(0), x.round(), x.frac(), x.nan_to_num()]
+            results += [
+                x.floor(),
+                x.relu(),
+                x.softmax(1),
+                x.amax(0),
+                x.clamp(-1, 1),
+                x.erf(),
+                x.log1p(),
+                x.std(0),
+                x.round(),
+                x.frac(),
+                x.nan_to_num(),
+            ]
         return results
 
     agree(program, device)
@@ -81,9 +125,30 @@ def test_floating_functions(dtype: torch.dtype, device: str) -> None:
 def test_integer_functions(dtype: torch.dtype, device: str) -> None:
     def program(where: str) -> list[Tensor]:
         x, y = values(dtype, where), values(dtype, where, 1).abs() + 1
-        return [x + y, x * y, x // y, x % y, x & y, x | y, x ^ y, ~x, x << 1, x >> 1, x.sum(),
-                x.prod(1), x.sort(1)[0], x.argmax(), x.cumsum(0), x.abs(), x.clamp(0, 3), x > y,
-                x.float() / y, x.max(), x.unique(), x.gcd(y)]
+        return [
+            x + y,
+            x * y,
+            x // y,
+            x % y,
+            x & y,
+            x | y,
+            x ^ y,
+            ~x,
+            x << 1,
+            x >> 1,
+            x.sum(),
+            x.prod(1),
+            x.sort(1)[0],
+            x.argmax(),
+            x.cumsum(0),
+            x.abs(),
+            x.clamp(0, 3),
+            x > y,
+            x.float() / y,
+            x.max(),
+            x.unique(),
+            x.gcd(y),
+        ]
 
     agree(program, device)
 
@@ -91,8 +156,22 @@ def test_integer_functions(dtype: torch.dtype, device: str) -> None:
 def test_bool_functions(device: str) -> None:
     def program(where: str) -> list[Tensor]:
         x, y = values(torch.bool, where), values(torch.bool, where, 1)
-        return [x & y, x | y, x ^ y, ~x, x.any(), x.all(1), x.sum(), x.logical_not(), x + y, x * y,
-                x.int() - y.int(), x.nonzero(), x.float().mean(), x.cumsum(0)]
+        return [
+            x & y,
+            x | y,
+            x ^ y,
+            ~x,
+            x.any(),
+            x.all(1),
+            x.sum(),
+            x.logical_not(),
+            x + y,
+            x * y,
+            x.int() - y.int(),
+            x.nonzero(),
+            x.float().mean(),
+            x.cumsum(0),
+        ]
 
     agree(program, device)
 
@@ -101,11 +180,37 @@ def test_bool_functions(device: str) -> None:
 def test_special_values(dtype: torch.dtype, device: str) -> None:
     def program(where: str) -> list[Tensor]:
         info = torch.finfo(dtype)
-        x = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), info.max, info.tiny,
-                          info.smallest_normal / 4], dtype=dtype, device=where)
-        return [x, x + x, 1 / x, x * 0, x.sign(), x.isfinite(), x.max(), x.sort()[0], x == x,
-                torch.signbit(x), x.exp(), x.to(torch.float32), torch.maximum(x, x.flip(0)),
-                x.sqrt(), torch.copysign(torch.ones_like(x), x)]
+        x = torch.tensor(
+            [
+                0.0,
+                -0.0,
+                float("inf"),
+                float("-inf"),
+                float("nan"),
+                info.max,
+                info.tiny,
+                info.smallest_normal / 4,
+            ],
+            dtype=dtype,
+            device=where,
+        )
+        return [
+            x,
+            x + x,
+            1 / x,
+            x * 0,
+            x.sign(),
+            x.isfinite(),
+            x.max(),
+            x.sort()[0],
+            x == x,
+            torch.signbit(x),
+            x.exp(),
+            x.to(torch.float32),
+            torch.maximum(x, x.flip(0)),
+            x.sqrt(),
+            torch.copysign(torch.ones_like(x), x),
+        ]
 
     agree(program, device)
 
@@ -138,15 +243,27 @@ def test_numbers_keep_their_precision(device: str) -> None:
 
 @pytest.mark.parametrize("dtype", FLOAT8)
 def test_float8_converts(dtype: torch.dtype, device: str) -> None:
-    agree(lambda d: [values(dtype, d).float(), values(torch.float32, d).to(dtype).to(
-        torch.bfloat16), values(dtype, d).view(torch.uint8)], device)
+    agree(
+        lambda d: [
+            values(dtype, d).float(),
+            values(torch.float32, d).to(dtype).to(torch.bfloat16),
+            values(dtype, d).view(torch.uint8),
+        ],
+        device,
+    )
 
 
 @needs_cpu_memory
 @pytest.mark.parametrize("dtype", WIDE_UNSIGNED)
 def test_wide_unsigned(dtype: torch.dtype, device: str) -> None:
-    agree(lambda d: [values(dtype, d).to(torch.int64), values(dtype, d) == 1,
-                     values(dtype, d).view(torch.uint8)], device)
+    agree(
+        lambda d: [
+            values(dtype, d).to(torch.int64),
+            values(dtype, d) == 1,
+            values(dtype, d).view(torch.uint8),
+        ],
+        device,
+    )
 
 
 def test_result_type_and_defaults(device: str) -> None:
@@ -161,17 +278,22 @@ def test_result_type_and_defaults(device: str) -> None:
 
 
 @needs_cpu_memory
-@pytest.mark.parametrize("program", [
-    lambda d: torch.ones(2, dtype=torch.uint16, device=d) // 2,
-    lambda d: torch.ones(2, dtype=torch.float8_e5m2, device=d) + 1,
-    lambda d: torch.ones(2, 2, dtype=torch.bool, device=d) @ torch.ones(2, 2, dtype=torch.bool,
-                                                                      device=d),
-    lambda d: torch.ones(2, dtype=torch.complex64, device=d) < 1,
-    lambda d: torch.ones(2, dtype=torch.complex64, device=d).max(),
-    lambda d: torch.ones(2, dtype=torch.int64, device=d).exp_(),
-    lambda d: torch.ones(2, dtype=torch.bool, device=d).neg(),
-    lambda d: torch.ones(2, dtype=torch.complex64, device=d).floor(),
-    lambda d: torch.full((2,), 300, dtype=torch.uint8, device=d).fill_(1 - 2j),
-])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda d: torch.ones(2, dtype=torch.uint16, device=d) // 2,
+        lambda d: torch.ones(2, dtype=torch.float8_e5m2, device=d) + 1,
+        lambda d: (
+            torch.ones(2, 2, dtype=torch.bool, device=d)
+            @ torch.ones(2, 2, dtype=torch.bool, device=d)
+        ),
+        lambda d: torch.ones(2, dtype=torch.complex64, device=d) < 1,
+        lambda d: torch.ones(2, dtype=torch.complex64, device=d).max(),
+        lambda d: torch.ones(2, dtype=torch.int64, device=d).exp_(),
+        lambda d: torch.ones(2, dtype=torch.bool, device=d).neg(),
+        lambda d: torch.ones(2, dtype=torch.complex64, device=d).floor(),
+        lambda d: torch.full((2,), 300, dtype=torch.uint8, device=d).fill_(1 - 2j),
+    ],
+)
 def test_what_a_dtype_cannot_do(program, device: str) -> None:  # type: ignore[no-untyped-def]
     agree_on_error(program, device)

@@ -84,8 +84,14 @@ def test_grad(device: str) -> None:
         w, x = numbers(3, 2).to(where), numbers(4, 3, seed=1).to(where)
         second = grad(lambda w: grad(loss)(w, x).square().sum())(w)
         value, aux = grad(lambda w: (loss(w, x), w.sum()), has_aux=True)(w)
-        return [grad(loss)(w, x), second, list(grad_and_value(loss)(w, x)), value, aux,
-                list(grad(loss, argnums=(0, 1))(w, x))]
+        return [
+            grad(loss)(w, x),
+            second,
+            list(grad_and_value(loss)(w, x)),
+            value,
+            aux,
+            list(grad(loss, argnums=(0, 1))(w, x)),
+        ]
 
     agree(program, device)
 
@@ -103,8 +109,14 @@ def test_jvp_and_vjp(device: str) -> None:
         x, t = numbers(3).to(where), numbers(3, seed=1).to(where)
         value, pull = vjp(f, x)
         out, push = linearize(f, x)
-        return [list(jvp(f, (x,), (t,))), value, pull(t)[0], out, push(t),
-                jvp(grad(lambda x: f(x).sum()), (x,), (t,))[1]]
+        return [
+            list(jvp(f, (x,), (t,))),
+            value,
+            pull(t)[0],
+            out,
+            push(t),
+            jvp(grad(lambda x: f(x).sum()), (x,), (t,))[1],
+        ]
 
     agree(program, device)
 
@@ -113,8 +125,12 @@ def test_jvp_and_vjp(device: str) -> None:
 def test_jacobians(jacobian: Callable[..., Any], device: str) -> None:
     def program(where: str) -> list[Tensor]:
         x, batch = numbers(3).to(where), numbers(4, 3).to(where)
-        return [jacobian(f)(x), vmap(jacobian(f))(batch), jacobian(jacobian(f))(x),
-                jacobian(torch.linalg.inv)(torch.eye(2, device=where) * 2)]
+        return [
+            jacobian(f)(x),
+            vmap(jacobian(f))(batch),
+            jacobian(jacobian(f))(x),
+            jacobian(torch.linalg.inv)(torch.eye(2, device=where) * 2),
+        ]
 
     agree(program, device, strides=False)
 
@@ -122,8 +138,11 @@ def test_jacobians(jacobian: Callable[..., Any], device: str) -> None:
 def test_hessian(device: str) -> None:
     def program(where: str) -> list[Tensor]:
         x = numbers(4).to(where)
-        return [hessian(lambda x: f(x).prod())(x), jacrev(jacfwd(lambda x: f(x).sum()))(x),
-                jacfwd(jacrev(lambda x: x.norm()))(x)]
+        return [
+            hessian(lambda x: f(x).prod())(x),
+            jacrev(jacfwd(lambda x: f(x).sum()))(x),
+            jacfwd(jacrev(lambda x: x.norm()))(x),
+        ]
 
     agree(program, device, strides=False)
 
@@ -168,12 +187,15 @@ def test_randomness_in_vmap(randomness: str, device: str) -> None:
     assert y[0].equal(y[1]) == (randomness == "same")
 
 
-@pytest.mark.parametrize("program", [
-    lambda d: vmap(lambda x: x.item())(torch.ones(3, device=d)),
-    lambda d: vmap(lambda x: x + torch.rand(1, device=d))(torch.ones(3, device=d)),
-    lambda d: vmap(lambda x, y: x + y)(torch.ones(3, device=d), torch.ones(4, device=d)),
-    lambda d: grad(lambda x: x * 2)(torch.ones(3, device=d)),
-    lambda d: vmap(torch.nonzero)(torch.ones(3, 2, device=d)),
-])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda d: vmap(lambda x: x.item())(torch.ones(3, device=d)),
+        lambda d: vmap(lambda x: x + torch.rand(1, device=d))(torch.ones(3, device=d)),
+        lambda d: vmap(lambda x, y: x + y)(torch.ones(3, device=d), torch.ones(4, device=d)),
+        lambda d: grad(lambda x: x * 2)(torch.ones(3, device=d)),
+        lambda d: vmap(torch.nonzero)(torch.ones(3, 2, device=d)),
+    ],
+)
 def test_errors(program: Callable[[str], object], device: str) -> None:
     agree_on_error(program, device)

@@ -11,8 +11,19 @@ import torch
 from harness import needs_cpu_memory, needs_tiny, numbers, python, synchronize
 from util import assert_same
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.int8, torch.int16, torch.int32,
-          torch.int64, torch.uint8, torch.bool, torch.complex64, torch.complex128]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+]
 
 
 @needs_cpu_memory
@@ -192,8 +203,16 @@ def test_a_target_on_the_cpu_is_written_at_once(device: str) -> None:
 
 def test_scalars_and_lists(device: str) -> None:
     x = torch.tensor([[1.5, 2], [3, 4]], device=device)
-    values: list[Any] = [float(x[0, 0]), int(x[1, 1]), x[0, 1].item(), x.tolist(), bool(x[0, 0]),
-                         complex(x[0, 0]), [v.item() for v in x[1]], x.sum().item()]
+    values: list[Any] = [
+        float(x[0, 0]),
+        int(x[1, 1]),
+        x[0, 1].item(),
+        x.tolist(),
+        bool(x[0, 0]),
+        complex(x[0, 0]),
+        [v.item() for v in x[1]],
+        x.sum().item(),
+    ]
     assert values == [1.5, 4, 2.0, [[1.5, 2], [3, 4]], True, 1.5 + 0j, [3, 4], 10.5]
     assert list(range(4))[torch.tensor(2, device=device)] == 2
     assert f"{x[0, 0]:.2f}" == "1.50"

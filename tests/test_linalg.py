@@ -1,4 +1,4 @@
-"""Linear algebra: exact gradients of any order, batched, float32 as on the CPU, errors (R7)."""
+"""Linear algebra: exact gradients of any order, batched, float32 as on the CPU, errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import agree, agree_on_error, numbers
+from harness import agree, agree_on_error, numbers, same_kernels
 from torch import Tensor, linalg
 from torch.autograd import gradcheck, gradgradcheck
 from util import assert_same
@@ -70,10 +70,14 @@ FUNCTIONS: dict[str, tuple[Function, Callable[..., Tensor]]] = {
     "solve_ex": (lambda x: linalg.solve_ex(x, rhs(x))[0], general),
     "solve_triangular": (lambda x: linalg.solve_triangular(x.tril(), rhs(x), upper=False), general),
     "solve_triangular_right": (
-        lambda x: linalg.solve_triangular(x.triu(), rhs(x).mT, upper=True, left=False), general),
+        lambda x: linalg.solve_triangular(x.triu(), rhs(x).mT, upper=True, left=False),
+        general,
+    ),
     "cholesky": (lambda x: linalg.cholesky(positive(x)), general),
     "cholesky_solve": (
-        lambda x: torch.cholesky_solve(rhs(x), linalg.cholesky(positive(x))), general),
+        lambda x: torch.cholesky_solve(rhs(x), linalg.cholesky(positive(x))),
+        general,
+    ),
     "cholesky_inverse": (lambda x: torch.cholesky_inverse(x.tril()), general),
     "lu_factor": (lambda x: linalg.lu_factor(x)[0], general),
     "lu": (lambda x: linalg.lu(x)[1:], general),
@@ -94,8 +98,9 @@ FUNCTIONS: dict[str, tuple[Function, Callable[..., Tensor]]] = {
 
 @pytest.mark.parametrize("batch", [(), (2,)], ids=["single", "batched"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_gradients_of_first_and_second_order(name: str, batch: tuple[int, ...],
-                                             device: str) -> None:
+def test_gradients_of_first_and_second_order(
+    name: str, batch: tuple[int, ...], device: str
+) -> None:
     function, make = FUNCTIONS[name]
     x = make(torch.float64, *batch).to(device).requires_grad_()
     assert gradcheck(function, (x,))
@@ -139,24 +144,42 @@ def test_empty_matrices(shape: tuple[int, ...], device: str) -> None:
     def program(where: str) -> Any:
         x = torch.zeros(shape, device=where)
         square = x @ x.mT
-        return [linalg.svdvals(x), linalg.pinv(x), linalg.matrix_exp(square), linalg.qr(x)[1],
-                linalg.inv(x) if shape[-1] == shape[-2] else x,
-                linalg.det(x) if shape[-1] == shape[-2] else x]
+        return [
+            linalg.svdvals(x),
+            linalg.pinv(x),
+            linalg.matrix_exp(square),
+            linalg.qr(x)[1],
+            linalg.inv(x) if shape[-1] == shape[-2] else x,
+            linalg.det(x) if shape[-1] == shape[-2] else x,
+        ]
 
     agree(program, device)
 
 
+@same_kernels
 def test_whole_factorizations(device: str) -> None:
     """All results with their layout: factorizations give columns that lie side by side."""
 
     def program(where: str) -> Any:
         x = general(torch.float32, 2).to(where)
         s = symmetric(x)
-        return [list(linalg.lu_factor_ex(x)), list(linalg.lu(x)), list(linalg.qr(x, "complete")),
-                list(linalg.eigh(s)), list(linalg.svd(x)), list(linalg.cholesky_ex(positive(x))),
-                list(linalg.inv_ex(x)), list(linalg.slogdet(x)), list(torch.geqrf(x)),
-                list(linalg.ldl_factor(s)), list(linalg.lstsq(x, x)), linalg.matrix_rank(x),
-                list(linalg.eig(x)), linalg.eigvals(x), torch.linalg.cond(x)]
+        return [
+            list(linalg.lu_factor_ex(x)),
+            list(linalg.lu(x)),
+            list(linalg.qr(x, "complete")),
+            list(linalg.eigh(s)),
+            list(linalg.svd(x)),
+            list(linalg.cholesky_ex(positive(x))),
+            list(linalg.inv_ex(x)),
+            list(linalg.slogdet(x)),
+            list(torch.geqrf(x)),
+            list(linalg.ldl_factor(s)),
+            list(linalg.lstsq(x, x)),
+            linalg.matrix_rank(x),
+            list(linalg.eig(x)),
+            linalg.eigvals(x),
+            torch.linalg.cond(x),
+        ]
 
     agree(program, device)
 
@@ -176,8 +199,14 @@ def test_out(device: str) -> None:
 def test_info_instead_of_an_error(device: str) -> None:
     def program(where: str) -> Any:
         x = torch.stack([torch.zeros(2, 2), torch.eye(2), -torch.eye(2)]).to(where)
-        return [linalg.inv_ex(x).info, linalg.cholesky_ex(x).info, linalg.lu_factor_ex(x).info,
-                linalg.solve_ex(x, x).info, linalg.det(x), linalg.slogdet(x).sign]
+        return [
+            linalg.inv_ex(x).info,
+            linalg.cholesky_ex(x).info,
+            linalg.lu_factor_ex(x).info,
+            linalg.solve_ex(x, x).info,
+            linalg.det(x),
+            linalg.slogdet(x).sign,
+        ]
 
     agree(program, device)
 
@@ -186,26 +215,31 @@ def bad(*rows: list[float]) -> Tensor:
     return torch.stack([torch.eye(2), torch.tensor(rows)])
 
 
-@pytest.mark.parametrize("program", [
-    lambda d: linalg.inv(torch.zeros(3, 3, device=d)),
-    lambda d: linalg.inv(bad([1, 2], [2, 4]).to(d)),
-    lambda d: linalg.solve(torch.ones(2, 2, device=d), torch.ones(2, device=d)),
-    lambda d: linalg.cholesky(-torch.eye(2, device=d)),
-    lambda d: linalg.cholesky(bad([1, 0], [0, -1]).to(d)),
-    lambda d: linalg.lu_factor(torch.zeros(2, 2, device=d)),
-    lambda d: linalg.matrix_power(torch.zeros(2, 2, device=d), -1),
-    lambda d: linalg.inv_ex(torch.zeros(2, 2, device=d), check_errors=True),
-    lambda d: linalg.svd(torch.full((2, 2), float("nan"), device=d)),
-    lambda d: linalg.inv(torch.zeros(2, 3, device=d)),
-    lambda d: linalg.inv(torch.zeros(2, 2, dtype=torch.int64, device=d)),
-    lambda d: linalg.inv(torch.zeros(2, 2, dtype=torch.float16, device=d)),
-    lambda d: linalg.cholesky(torch.zeros(2, device=d)),
-    lambda d: linalg.solve(torch.eye(2, device=d), torch.ones(3, device=d)),
-    lambda d: linalg.solve(torch.eye(2, device=d), torch.ones(2, dtype=torch.float64, device=d)),
-    lambda d: linalg.det(torch.ones(2, 3, device=d)),
-    lambda d: torch.eye(2, device=d) @ torch.ones(3, 3, device=d),
-    lambda d: torch.eye(2, device=d) @ torch.ones(2, 2, dtype=torch.float64, device=d),
-])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda d: linalg.inv(torch.zeros(3, 3, device=d)),
+        lambda d: linalg.inv(bad([1, 2], [2, 4]).to(d)),
+        lambda d: linalg.solve(torch.ones(2, 2, device=d), torch.ones(2, device=d)),
+        lambda d: linalg.cholesky(-torch.eye(2, device=d)),
+        lambda d: linalg.cholesky(bad([1, 0], [0, -1]).to(d)),
+        lambda d: linalg.lu_factor(torch.zeros(2, 2, device=d)),
+        lambda d: linalg.matrix_power(torch.zeros(2, 2, device=d), -1),
+        lambda d: linalg.inv_ex(torch.zeros(2, 2, device=d), check_errors=True),
+        lambda d: linalg.svd(torch.full((2, 2), float("nan"), device=d)),
+        lambda d: linalg.inv(torch.zeros(2, 3, device=d)),
+        lambda d: linalg.inv(torch.zeros(2, 2, dtype=torch.int64, device=d)),
+        lambda d: linalg.inv(torch.zeros(2, 2, dtype=torch.float16, device=d)),
+        lambda d: linalg.cholesky(torch.zeros(2, device=d)),
+        lambda d: linalg.solve(torch.eye(2, device=d), torch.ones(3, device=d)),
+        lambda d: linalg.solve(
+            torch.eye(2, device=d), torch.ones(2, dtype=torch.float64, device=d)
+        ),
+        lambda d: linalg.det(torch.ones(2, 3, device=d)),
+        lambda d: torch.eye(2, device=d) @ torch.ones(3, 3, device=d),
+        lambda d: torch.eye(2, device=d) @ torch.ones(2, 2, dtype=torch.float64, device=d),
+    ],
+)
 def test_errors(program: Callable[[str], object], device: str) -> None:
     agree_on_error(program, device)
 
@@ -218,11 +252,23 @@ def test_singular_batch_is_named(device: str) -> None:
 def test_products(device: str) -> None:
     def program(where: str) -> Any:
         a, b, v = (numbers(*s).to(where) for s in ((2, 3, 4), (2, 4, 5), (4,)))
-        return [a @ b, a @ v, b.mT @ a.mT, torch.bmm(a, b), torch.einsum("bij,bjk->ik", a, b),
-                torch.addmm(torch.ones(5, device=where), a[0], b[0], beta=2, alpha=3),
-                torch.baddbmm(torch.ones(3, 5, device=where), a, b), torch.outer(v, v), v.dot(v),
-                linalg.multi_dot([a[0], b[0], b[0].T]), torch.kron(a[0], b[0]), torch.mv(a[0], v),
-                torch.tensordot(a, b, ([2], [1])), torch.cdist(a, a), linalg.vecdot(a, a)]
+        return [
+            a @ b,
+            a @ v,
+            b.mT @ a.mT,
+            torch.bmm(a, b),
+            torch.einsum("bij,bjk->ik", a, b),
+            torch.addmm(torch.ones(5, device=where), a[0], b[0], beta=2, alpha=3),
+            torch.baddbmm(torch.ones(3, 5, device=where), a, b),
+            torch.outer(v, v),
+            v.dot(v),
+            linalg.multi_dot([a[0], b[0], b[0].T]),
+            torch.kron(a[0], b[0]),
+            torch.mv(a[0], v),
+            torch.tensordot(a, b, ([2], [1])),
+            torch.cdist(a, a),
+            linalg.vecdot(a, a),
+        ]
 
     agree(program, device)
 
@@ -234,8 +280,11 @@ def test_the_results_are_right(device: str) -> None:
     q, r = linalg.qr(x)
     low = linalg.cholesky(positive(x))
     for product, expected in (
-        (x @ linalg.inv(x), eye), (q.mT @ q, eye), (q @ r, x.cpu()),
-        (low @ low.mT, positive(x.cpu())), (x @ linalg.solve(x, x), x.cpu()),
+        (x @ linalg.inv(x), eye),
+        (q.mT @ q, eye),
+        (q @ r, x.cpu()),
+        (low @ low.mT, positive(x.cpu())),
+        (x @ linalg.solve(x, x), x.cpu()),
         (linalg.matrix_exp(x) @ linalg.matrix_exp(-x), eye),
     ):
         assert_same(product, expected, strides=False)

@@ -18,8 +18,7 @@ BLOCK = 5 * MIB  # what holds 4 MiB, rounded up as allocators do
 def resident() -> int:
     """Bytes of this process in memory."""
     gc.collect()
-    fields = dict(line.split(":", 1) for line in
-                  Path("/proc/self/status").read_text().splitlines())
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["VmRSS"].split()[0]) * 1024
 
 

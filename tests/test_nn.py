@@ -48,34 +48,79 @@ class Words(nn.Module):
 
 NETS: dict[str, Callable[[], Net]] = {
     "mlp": lambda: (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), (6, 4)),
-    "mlp_norms": lambda: (nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 8),
-                          nn.RMSNorm(8), nn.SiLU(), nn.Linear(8, 3)), (6, 4)),
-    "cnn": lambda: (nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(4, 4, 3, stride=2, groups=2), nn.GroupNorm(2, 4), nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(), nn.Linear(4, 3)), (5, 2, 8, 8)),
-    "cnn_channels_last": lambda: (nn.Sequential(
-        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Hardswish(), nn.Flatten(),
-        nn.Linear(64, 3)).to(memory_format=torch.channels_last), (5, 2, 6, 6)),
-    "deconv": lambda: (nn.Sequential(
-        nn.ConvTranspose2d(2, 3, 2, stride=2), nn.InstanceNorm2d(3, affine=True), nn.ELU(),
-        nn.AvgPool2d(2), nn.Upsample(scale_factor=2, mode="bilinear"), nn.Flatten(),
-        nn.Linear(48, 3)), (5, 2, 2, 2)),
-    "conv1d_3d": lambda: (nn.Sequential(
-        nn.Conv1d(2, 4, 3, dilation=2, padding=2, padding_mode="circular"), nn.PReLU(),
-        nn.Unflatten(1, (1, 2, 2)), nn.Conv3d(1, 2, (1, 2, 3)), nn.Flatten(),
-        nn.LazyLinear(3)), (5, 2, 8)),
+    "mlp_norms": lambda: (
+        nn.Sequential(
+            nn.Linear(4, 8),
+            nn.LayerNorm(8),
+            nn.GELU(),
+            nn.Linear(8, 8),
+            nn.RMSNorm(8),
+            nn.SiLU(),
+            nn.Linear(8, 3),
+        ),
+        (6, 4),
+    ),
+    "cnn": lambda: (
+        nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(4, 4, 3, stride=2, groups=2),
+            nn.GroupNorm(2, 4),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(4, 3),
+        ),
+        (5, 2, 8, 8),
+    ),
+    "cnn_channels_last": lambda: (
+        nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Hardswish(), nn.Flatten(), nn.Linear(64, 3)
+        ).to(memory_format=torch.channels_last),
+        (5, 2, 6, 6),
+    ),
+    "deconv": lambda: (
+        nn.Sequential(
+            nn.ConvTranspose2d(2, 3, 2, stride=2),
+            nn.InstanceNorm2d(3, affine=True),
+            nn.ELU(),
+            nn.AvgPool2d(2),
+            nn.Upsample(scale_factor=2, mode="bilinear"),
+            nn.Flatten(),
+            nn.Linear(48, 3),
+        ),
+        (5, 2, 2, 2),
+    ),
+    "conv1d_3d": lambda: (
+        nn.Sequential(
+            nn.Conv1d(2, 4, 3, dilation=2, padding=2, padding_mode="circular"),
+            nn.PReLU(),
+            nn.Unflatten(1, (1, 2, 2)),
+            nn.Conv3d(1, 2, (1, 2, 3)),
+            nn.Flatten(),
+            nn.LazyLinear(3),
+        ),
+        (5, 2, 8),
+    ),
     "lstm": lambda: (Recurrent(nn.LSTM, num_layers=2), (3, 6, 4)),
     "gru": lambda: (Recurrent(nn.GRU, bidirectional=True), (3, 6, 4)),
     "rnn": lambda: (Recurrent(nn.RNN, nonlinearity="relu"), (3, 6, 4)),
     "transformer": lambda: (Attention(), (3, 5, 8)),
     "embedding": lambda: (Words(), (4, 5)),
-    "dropout": lambda: (nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3),
-                        nn.AlphaDropout(0.1)), (6, 4)),
-    "weight_norm": lambda: (nn.Sequential(
-        nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Tanh(),
-        nn.utils.parametrizations.orthogonal(nn.Linear(4, 4)),
-        nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))), (6, 4)),
+    "dropout": lambda: (
+        nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3), nn.AlphaDropout(0.1)),
+        (6, 4),
+    ),
+    "weight_norm": lambda: (
+        nn.Sequential(
+            nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+            nn.Tanh(),
+            nn.utils.parametrizations.orthogonal(nn.Linear(4, 4)),
+            nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)),
+        ),
+        (6, 4),
+    ),
 }
 
 
@@ -111,7 +156,10 @@ def test_training(name: str, device: str) -> None:
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss, "smooth_l1": F.smooth_l1_loss,
+    "mse": F.mse_loss,
+    "l1": F.l1_loss,
+    "huber": F.huber_loss,
+    "smooth_l1": F.smooth_l1_loss,
     "bce": lambda x, y: F.binary_cross_entropy(x.sigmoid(), y.sigmoid()),
     "bce_logits": lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()),
     "kl": lambda x, y: F.kl_div(x.log_softmax(1), y.softmax(1), reduction="batchmean"),
@@ -126,9 +174,12 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cosine": lambda x, y: F.cosine_embedding_loss(x, y, y[:, 0].sign()),
     "poisson": lambda x, y: F.poisson_nll_loss(x, y.abs()),
     "gaussian": lambda x, y: F.gaussian_nll_loss(x, y, y.exp()),
-    "ctc": lambda x, y: F.ctc_loss(
-        x.log_softmax(1)[:, None], torch.ones(1, 2, dtype=torch.int64, device=x.device),
-        torch.tensor([6]), torch.tensor([2])),
+    "ctc": lambda x, _: F.ctc_loss(
+        x.log_softmax(1)[:, None],
+        torch.ones(1, 2, dtype=torch.int64, device=x.device),
+        torch.tensor([6]),
+        torch.tensor([2]),
+    ),
 }
 
 
@@ -146,7 +197,8 @@ def test_losses(name: str, device: str) -> None:
 LAYERS: dict[str, Callable[[Tensor], Tensor]] = {
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
     "attention_mask": lambda x: F.scaled_dot_product_attention(
-        x, x, x, attn_mask=torch.ones(4, 4, device=x.device).tril() > 0),
+        x, x, x, attn_mask=torch.ones(4, 4, device=x.device).tril() > 0
+    ),
     "grid_sample": lambda x: F.grid_sample(x, x[..., :2].tanh(), align_corners=False),
     "interpolate": lambda x: F.interpolate(x, scale_factor=1.5, mode="bicubic"),
     "unfold_fold": lambda x: F.fold(F.unfold(x, 2), (4, 6), 2),
@@ -158,15 +210,28 @@ LAYERS: dict[str, Callable[[Tensor], Tensor]] = {
     "normalize": lambda x: F.normalize(x, dim=1),
     "glu": lambda x: F.glu(x, -1),
     "pad_reflect": lambda x: F.pad(x, (1, 2, 1, 0), "reflect"),
-    "conv_bias_stride": lambda x: F.conv2d(x, x[:, :, :2, :2].transpose(0, 1)[:, :1].repeat(
-        1, x.size(1), 1, 1), stride=2, padding=1),
-    "batch_norm_eval": lambda x: F.batch_norm(x, x.mean((0, 2, 3)).detach(),
-                                              x.var((0, 2, 3)).detach()),
-    "bilinear": lambda x: F.bilinear(x, x, torch.ones(2, x.size(-1), x.size(-1),
-                                                      device=x.device)),
+    "conv_bias_stride": lambda x: F.conv2d(
+        x, x[:, :, :2, :2].transpose(0, 1)[:, :1].repeat(1, x.size(1), 1, 1), stride=2, padding=1
+    ),
+    "batch_norm_eval": lambda x: F.batch_norm(
+        x, x.mean((0, 2, 3)).detach(), x.var((0, 2, 3)).detach()
+    ),
+    "bilinear": lambda x: F.bilinear(x, x, torch.ones(2, x.size(-1), x.size(-1), device=x.device)),
     "multi_head": lambda x: F.multi_head_attention_forward(
-        x[0], x[0], x[0], 6, 2, torch.eye(6, device=x.device).repeat(3, 1), None, None, None,
-        False, 0.0, torch.eye(6, device=x.device), None)[0],
+        x[0],
+        x[0],
+        x[0],
+        6,
+        2,
+        torch.eye(6, device=x.device).repeat(3, 1),
+        None,
+        None,
+        None,
+        False,
+        0.0,
+        torch.eye(6, device=x.device),
+        None,
+    )[0],
 }
 
 

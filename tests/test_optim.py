@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.optim import Optimizer, lr_scheduler
 
 OPTIMIZERS = sorted(
-    name for name, value in vars(torch.optim).items()
-    if inspect.isclass(value) and issubclass(value, Optimizer)
+    name
+    for name, value in vars(torch.optim).items()
+    if inspect.isclass(value)
+    and issubclass(value, Optimizer)
     and value not in (Optimizer, torch.optim.SparseAdam)  # see test_sparse_quantized.py
 )
 OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -34,8 +36,12 @@ def cases() -> list[Any]:
     for name in OPTIMIZERS:
         accepted = inspect.signature(getattr(torch.optim, name)).parameters
         ways: list[dict[str, Any]] = [{}, *OPTIONS.get(name, [])]
-        ways += [{way: flag} for way in ("foreach", "fused") if way in accepted
-                 for flag in ((True, False) if way == "foreach" else (True,))]
+        ways += [
+            {way: flag}
+            for way in ("foreach", "fused")
+            if way in accepted
+            for flag in ((True, False) if way == "foreach" else (True,))
+        ]
         found += [pytest.param(name, way, id=f"{name}-{way}") for way in ways]
     return found
 
@@ -65,8 +71,12 @@ def test_five_steps(name: str, options: dict[str, Any], device: str) -> None:
         params = parameters(where, name)
         optimizer = getattr(torch.optim, name)(params, lr=0.05, **options)
         losses = steps(optimizer, params)
-        state = [v for s in optimizer.state_dict()["state"].values() for v in s.values()
-                 if isinstance(v, Tensor)]
+        state = [
+            v
+            for s in optimizer.state_dict()["state"].values()
+            for v in s.values()
+            if isinstance(v, Tensor)
+        ]
         return [losses, params, state]
 
     agree(program, device)
@@ -77,7 +87,8 @@ SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 5),
     "one_cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=6),
     "warmup": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.9)], [2]),
+        o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.9)], [2]
+    ),
 }
 
 
@@ -105,7 +116,7 @@ def test_parameter_groups_and_clipping(device: str) -> None:
         norms = []
         for _ in range(4):
             optimizer.zero_grad()
-            sum((p ** 3).sum() for p in params).backward()
+            sum((p**3).sum() for p in params).backward()
             norms.append(torch.nn.utils.clip_grad_norm_(params, 0.5))
             torch.nn.utils.clip_grad_value_(params, 0.2)
             optimizer.step()
@@ -130,7 +141,8 @@ def test_swa_and_ema(device: str) -> None:
         model = torch.nn.Linear(3, 2).to(where)
         mean = torch.optim.swa_utils.AveragedModel(model)
         ema = torch.optim.swa_utils.AveragedModel(
-            model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+            model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(3):
             steps(optimizer, list(model.parameters()), 1)
@@ -143,6 +155,7 @@ def test_swa_and_ema(device: str) -> None:
 
 def test_optimizer_in_backward(device: str) -> None:
     """A step inside a hook, while the backward pass goes on."""
+
     def program(where: str) -> list[Any]:
         params = parameters(where, "")
         owners = {p: torch.optim.SGD([p], lr=0.1) for p in params}
@@ -154,7 +167,7 @@ def test_optimizer_in_backward(device: str) -> None:
         for p in params:
             p.register_post_accumulate_grad_hook(update)
         for _ in range(3):
-            sum((p ** 2).sum() for p in params).backward()
+            sum((p**2).sum() for p in params).backward()
         return params
 
     agree(program, device)

@@ -5,7 +5,17 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from programs import Difference, NotAProgram, as_test, check, differs, generate, reduce, seeded
+from programs import (
+    DifferenceError,
+    NotAProgramError,
+    as_test,
+    check,
+    differs,
+    generate,
+    reduce,
+    run,
+    seeded,
+)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -24,22 +34,51 @@ def test_programs_equal_the_cpu(rng: Random) -> None:
         pytest.fail(as_test("new", smaller, difference), pytrace=False)
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 8, 13, 21, 34, 55, 89])
+def test_a_loop_cut_anywhere(limit: int) -> None:
+    """The limit backs up to where the calls start over; wherever it cuts, all stays as it is."""
+    step = [
+        "t3 = torch.tanh(t0 @ t1) + t2",
+        "t4 = t3[1:]",
+        "t4.mul_(0.5)",
+        "t2.add_(t3.sum(0), alpha=0.1)",
+        "t0 = t3 - t0.mT",
+        "t1[0].copy_(t0[0])",
+        "t1.diagonal().sub_(t2)",
+    ]
+    run(
+        [
+            f"limit({limit})",
+            "t0 = seeded(1, (3, 3), torch.float32).to(device)",
+            "t1 = seeded(2, (3, 3), torch.float32).to(device)",
+            "t2 = seeded(3, (3,), torch.float32).to(device)",
+            *step * 20,
+        ]
+    )
+
+
 def test_a_difference_is_found() -> None:
     """The comparison itself: a program that does something else on the device must fail."""
-    with pytest.raises(Difference, match="t0"):
-        check("""
+    with pytest.raises(DifferenceError, match="t0"):
+        check(
+            """
             t0 = torch.zeros(3, device=device)
             t0.add_(0 if device == "cpu" else 1)
             synchronize()
-        """, device="cpu:0")
+        """,
+            device="cpu:0",
+        )
 
 
 def test_a_missing_error_is_found() -> None:
-    with pytest.raises(Difference, match="lost: ZeroDivisionError"):
-        check("""
+    with pytest.raises(DifferenceError, match="lost: ZeroDivisionError"):
+        check(
+            """
             t0 = 1 // (0 if device == "cpu" else 1) * torch.ones(3)
             synchronize()
-        """, device="cpu:0")
+        """,
+            device="cpu:0",
+        )
 
 
 def test_reducing_keeps_what_is_needed() -> None:
@@ -48,7 +87,7 @@ def test_reducing_keeps_what_is_needed() -> None:
 
 
 def test_reducing_never_leaves_a_name_unmade() -> None:
-    with pytest.raises(NotAProgram):
+    with pytest.raises(NotAProgramError):
         check("t1 = t0 + 1")
 
 

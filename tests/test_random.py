@@ -26,14 +26,15 @@ DRAWS: dict[str, Callable[[str], Tensor]] = {
     "bernoulli": lambda d: torch.full((30,), 0.3, device=d).bernoulli(),
     "bernoulli_p": lambda d: torch.zeros(30, device=d).bernoulli_(0.7),
     "bernoulli_tensor": lambda d: torch.zeros(30, device=d).bernoulli_(
-        torch.linspace(0, 1, 30, device=d)),
+        torch.linspace(0, 1, 30, device=d)
+    ),
     "multinomial": lambda d: torch.multinomial(torch.arange(1.0, 9, device=d), 5),
     "multinomial_replacement": lambda d: torch.multinomial(
-        torch.arange(1.0, 9, device=d).expand(3, 8), 12, replacement=True),
+        torch.arange(1.0, 9, device=d).expand(3, 8), 12, replacement=True
+    ),
     "normal_": lambda d: torch.zeros(20, device=d).normal_(2, 3),
     "normal": lambda d: torch.normal(torch.arange(20.0, device=d), 0.5),
-    "normal_tensors": lambda d: torch.normal(torch.arange(5.0, device=d),
-                                             torch.ones(5, device=d)),
+    "normal_tensors": lambda d: torch.normal(torch.arange(5.0, device=d), torch.ones(5, device=d)),
     "uniform_": lambda d: torch.zeros(20, device=d).uniform_(-1, 4),
     "uniform_through_a_view": lambda d: torch.zeros(5, 6, device=d).T[::2].uniform_(),
     "exponential_": lambda d: torch.zeros(20, device=d).exponential_(2),
@@ -43,8 +44,9 @@ DRAWS: dict[str, Callable[[str], Tensor]] = {
     "random_": lambda d: torch.zeros(20, device=d, dtype=torch.int64).random_(),
     "random_range": lambda d: torch.zeros(20, device=d).random_(3, 50),
     "poisson": lambda d: torch.poisson(torch.full((20,), 4.0, device=d)),
-    "binomial": lambda d: torch.binomial(torch.full((9,), 10.0, device=d),
-                                         torch.full((9,), 0.3, device=d)),
+    "binomial": lambda d: torch.binomial(
+        torch.full((9,), 10.0, device=d), torch.full((9,), 0.3, device=d)
+    ),
     "gamma": lambda d: torch._standard_gamma(torch.full((9,), 2.0, device=d)),
     "dirichlet": lambda d: torch.distributions.Dirichlet(torch.ones(4, device=d)).sample(),
     "dropout": lambda d: F.dropout(torch.ones(40, device=d), 0.4),
@@ -54,9 +56,11 @@ DRAWS: dict[str, Callable[[str], Tensor]] = {
     "rrelu": lambda d: F.rrelu(-torch.ones(20, device=d), training=True),
     "gumbel": lambda d: F.gumbel_softmax(torch.zeros(3, 4, device=d)),
     "fractional_pool": lambda d: F.fractional_max_pool2d(
-        numbers(1, 1, 30, 30).to(d), 2, output_size=13),
+        numbers(1, 1, 30, 30).to(d), 2, output_size=13
+    ),
     "attention_dropout": lambda d: F.scaled_dot_product_attention(
-        *(numbers(1, 2, 4, 4, seed=i).to(d) for i in range(3)), dropout_p=0.3),
+        *(numbers(1, 2, 4, 4, seed=i).to(d) for i in range(3)), dropout_p=0.3
+    ),
     "trunc_normal": lambda d: torch.nn.init.trunc_normal_(torch.zeros(20, device=d)),
     "orthogonal": lambda d: torch.nn.init.orthogonal_(torch.zeros(3, 3, device=d)),
     "kaiming": lambda d: torch.nn.init.kaiming_uniform_(torch.zeros(3, 3, device=d)),
@@ -158,8 +162,11 @@ def test_own_generator_leaves_the_default_alone(device: str) -> None:
 def test_own_generator_gives_the_cpus_numbers(device: str) -> None:
     def program(where: str) -> list[Tensor]:
         gen = torch.Generator(device=where).manual_seed(7)
-        return [torch.rand(3, device=where, generator=gen), torch.randperm(5, device=where,
-                generator=gen), torch.zeros(3, device=where).exponential_(generator=gen)]
+        return [
+            torch.rand(3, device=where, generator=gen),
+            torch.randperm(5, device=where, generator=gen),
+            torch.zeros(3, device=where).exponential_(generator=gen),
+        ]
 
     agree(program, device)
 
@@ -174,7 +181,7 @@ def test_a_generator_dropped_before_the_run(device: str) -> None:
 
 @needs_tiny
 def test_a_generator_of_another_device_is_refused(device: str) -> None:
-    with pytest.raises(RuntimeError, match="(?i)generator"):
+    with pytest.raises(RuntimeError, match=r"(?i)generator"):
         torch.rand(3, device=device, generator=torch.Generator("cpu")).cpu()
 
 

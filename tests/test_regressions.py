@@ -1,1 +1,109 @@
 """Programs that once differed from the CPU, as `python -m tests.programs` printed them."""
+
+from programs import check
+
+
+# the process ended with status -6: the tensor was larger than its storage after the error
+def test_resize_interrupted_by_a_late_error() -> None:
+    check("""
+        t0 = torch.zeros((), device=device)
+        t1 = torch.ones(3, device=device).gather(0, torch.tensor([2], device=device))
+        t2 = torch.ones(3, device=device).gather(0, torch.tensor([-999], device=device))
+        t0.resize_(200, 700).fill_(3.0)
+        t3 = t0.sum()
+        r = t3.item()
+    """)
+
+
+# the process ended with status -11: copy_ and the fallback for conjugates called each other
+def test_conjugates_are_read() -> None:
+    check("""
+        t0 = seeded(90, (), torch.complex64).to(device)
+        t3 = t0.conj()
+    """)
+
+
+# the process ended with status -11: a zero tensor without memory was read
+def test_second_order_of_abs() -> None:
+    check("""
+        t0 = torch.zeros((4, 4), device=device).requires_grad_()
+        t1 = torch.autograd.grad((t0 * t0).sum().abs(), [t0], create_graph=True)[0]
+        t2 = torch.autograd.grad((t1 * t1).sum().abs(), [t0], retain_graph=True)[0]
+    """)
+
+
+# t1: version 1 on the CPU, not 0
+def test_versions_of_foreach() -> None:
+    check("""
+        t0 = seeded(92, (1,), torch.float32).to(device)
+        t1 = t0.transpose(-1, -1)
+        torch._foreach_addcmul_([t1], [t1.clone()], [t1.clone()], [0.5])
+    """)
+
+
+# device: RuntimeError: DispatchStub: missing kernel for tiny
+def test_conj_physical_in_place() -> None:
+    check("""
+        t0 = torch.empty_strided((2, 3), (1, 2), dtype=torch.complex64, device=device).fill_(2)
+        t0.squeeze().conj_physical_()
+    """)
+
+
+# t1: (CPU, device) {'stride': ((1, 2), (3, 1)), 'contiguous': (False, True)}
+def test_strides_of_abs() -> None:
+    check("""
+        t0 = torch.empty_strided((2, 3), (1, 2), device=device).fill_(-1.25)
+        t1 = t0.abs()
+    """)
+
+
+# t2: (CPU, device) {'stride': ((2, 1, 1), (2, 2, 1))}
+def test_strides_of_dimensions_of_one() -> None:
+    check("""
+        t0 = torch.empty_strided((2, 3), (1, 2), device=device).fill_(2)
+        t1 = t0.as_strided((1, 1, 2), (0, 1, 1), 4)
+        t2 = t1 > 0
+    """)
+
+
+# t1: (CPU, device) {'stride': ((0,), (1,))}
+def test_strides_of_sort() -> None:
+    check("""
+        t0 = torch.zeros((), dtype=torch.float64, device=device).as_strided((1,), (0,), 0)
+        t1, t2 = t0.sort(dim=-1, stable=True)
+    """)
+
+
+# t2: (CPU, device) {'stride': ((5,), (1,))}
+def test_strides_of_nothing() -> None:
+    check("""
+        t0 = torch.zeros((5, 3), dtype=torch.bool, device=device)
+        t1 = t0[-2:, ::2].diagonal(3, 1, 0)
+        t2 = t1.flip(0)
+        t3 = t0[2:, 3:].sum(0, keepdim=True)
+    """)
+
+
+# the process ended with status -11: an empty result that was still to come was made larger
+def test_resize_of_a_pending_empty_result() -> None:
+    check("""
+        t0 = torch.full((0,), True, dtype=torch.bool, device=device)
+        t0.set_(t0 + t0)
+        t0.resize_((3,)).fill_(True)
+        t1 = t0[:0] & t0[:0]
+        t1.resize_(5).fill_(False)
+    """)
+
+
+# t1: 3 on the CPU, 6 on the device: the call that raised another's late error had been done
+def test_a_call_that_raises_has_not_been_done() -> None:
+    check("""
+        limit(2)
+        t0 = torch.ones(4, device=device)
+        t1 = torch.zeros(4, device=device)
+        t2 = t0.index_select(0, torch.tensor([1], device=device))
+        t1.add_(t0)
+        t3 = t0.index_select(0, torch.tensor([9], device=device))
+        t1.add_(t0)
+        t1.add_(t0)
+    """)

@@ -28,8 +28,13 @@ def saved(value: Any, **options: Any) -> io.BytesIO:
 def test_tensors(source: str, target: str | None, weights_only: bool, device: str) -> None:
     start = device if source == "device" else "cpu"
     end = {None: start, "cpu": "cpu", "device": device, "callable": device, "dict": device}[target]
-    to: Any = {None: None, "cpu": "cpu", "device": device, "callable": lambda s, _: s.to(device=device)
-               if device != "cpu" else s, "dict": {start: device}}[target]
+    to: Any = {
+        None: None,
+        "cpu": "cpu",
+        "device": device,
+        "callable": lambda s, _: s.to(device=device) if device != "cpu" else s,
+        "dict": {start: device},
+    }[target]
     if target == "dict" and device != "cpu":
         to = {"cpu": device, f"{device}:0": f"{device}:0"}
     x = numbers(3, 4)
@@ -49,8 +54,19 @@ def test_pending_work_is_saved(device: str) -> None:
     assert torch.load(saved(x)).tolist() == [2, 6, 6]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int8,
-                                   torch.bool, torch.complex64, torch.uint8, torch.int64])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float64,
+        torch.bfloat16,
+        torch.float16,
+        torch.int8,
+        torch.bool,
+        torch.complex64,
+        torch.uint8,
+        torch.int64,
+    ],
+)
 def test_dtypes(dtype: torch.dtype, device: str) -> None:
     x = (numbers(4) * 3).to(dtype)
     got = torch.load(saved(x.to(device)))

@@ -16,7 +16,8 @@ SPARSE: dict[str, Callable[[Tensor], Tensor]] = {
     "coo_values": lambda x: x.to_sparse().coalesce().values(),
     "coo_indices": lambda x: x.to_sparse().coalesce().indices(),
     "coo_constructor": lambda x: torch.sparse_coo_tensor(
-        torch.tensor([[0, 1], [1, 0]], device=x.device), x[0, :2], (2, 2)).to_dense(),
+        torch.tensor([[0, 1], [1, 0]], device=x.device), x[0, :2], (2, 2)
+    ).to_dense(),
     "coo_times_dense": lambda x: torch.sparse.mm(x.to_sparse(), x.T),
     "coo_sum": lambda x: torch.sparse.sum(x.to_sparse(), 0).to_dense(),
     "coo_add": lambda x: (x.to_sparse() + x.to_sparse()).to_dense(),
@@ -32,10 +33,11 @@ QUANTIZED: dict[str, Callable[[Tensor], Tensor]] = {
     "quantize": lambda x: torch.quantize_per_tensor(x, 0.1, 3, torch.qint8).dequantize(),
     "int_repr": lambda x: torch.quantize_per_tensor(x, 0.1, 3, torch.quint8).int_repr(),
     "per_channel": lambda x: torch.quantize_per_channel(
-        x, torch.ones(3, device=x.device), torch.zeros(3, device=x.device), 0,
-        torch.qint8).dequantize(),
-    "to_device": lambda x: torch.quantize_per_tensor(
-        x.cpu(), 0.1, 3, torch.qint8).to(x.device).dequantize(),
+        x, torch.ones(3, device=x.device), torch.zeros(3, device=x.device), 0, torch.qint8
+    ).dequantize(),
+    "to_device": lambda x: (
+        torch.quantize_per_tensor(x.cpu(), 0.1, 3, torch.qint8).to(x.device).dequantize()
+    ),
     "fake_quantize": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
 }
 

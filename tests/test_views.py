@@ -1,4 +1,4 @@
-"""Views: metadata, sharing, writes through them, and what cannot be viewed (R1 to R5)."""
+"""Views: metadata, sharing, writes through them, and what cannot be viewed."""
 
 from __future__ import annotations
 
@@ -76,8 +76,18 @@ def complex_base(device: str) -> Tensor:
 
 
 def metadata(x: Tensor) -> tuple[object, ...]:
-    return (x.shape, x.stride(), x.storage_offset(), x.dtype, x.is_contiguous(), x._version,
-            x._is_view(), x.is_conj(), x.is_neg(), x.untyped_storage().nbytes())
+    return (
+        x.shape,
+        x.stride(),
+        x.storage_offset(),
+        x.dtype,
+        x.is_contiguous(),
+        x._version,
+        x._is_view(),
+        x.is_conj(),
+        x.is_neg(),
+        x.untyped_storage().nbytes(),
+    )
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -89,8 +99,10 @@ def test_metadata_and_values(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("name", COMPLEX_VIEWS)
 def test_metadata_and_values_of_complex(name: str, device: str) -> None:
-    on_cpu, on_device = COMPLEX_VIEWS[name](complex_base("cpu")), COMPLEX_VIEWS[name](
-        complex_base(device))
+    on_cpu, on_device = (
+        COMPLEX_VIEWS[name](complex_base("cpu")),
+        COMPLEX_VIEWS[name](complex_base(device)),
+    )
     assert metadata(on_device) == metadata(on_cpu)
     assert_same(on_device, on_cpu)
 
@@ -112,8 +124,18 @@ def test_fill_through_a_view_is_seen_everywhere(name: str, computed: bool, devic
 
 
 @pytest.mark.parametrize("computed", [False, True], ids=["pending", "computed"])
-@pytest.mark.parametrize("name", [n for n in VIEWS if "expand" not in n and "broadcast" not in n
-                                  and "overlap" not in n and "zero" not in n and n != "unfold"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        n
+        for n in VIEWS
+        if "expand" not in n
+        and "broadcast" not in n
+        and "overlap" not in n
+        and "zero" not in n
+        and n != "unfold"
+    ],
+)
 def test_writes_through_a_view(name: str, computed: bool, device: str) -> None:
     def program(where: str) -> list[Tensor]:
         x = base(where)
@@ -197,31 +219,34 @@ def test_scatter_like_copies_of_views(device: str) -> None:
     agree(program, device)
 
 
-@pytest.mark.parametrize("program", [
-    lambda d: base(d).transpose(0, 1).view(-1),
-    lambda d: base(d)[:, ::2].view(12, 3),
-    lambda d: base(d).view(7, -1),
-    lambda d: base(d).expand(4, 5, 6),
-    lambda d: base(d).expand(5, 3),
-    lambda d: base(d).as_strided((100,), (1,)),
-    lambda d: base(d).as_strided((2,), (-1,)),
-    lambda d: base(d).as_strided((2, 2), (1,)),
-    lambda d: base(d).squeeze(5),
-    lambda d: base(d).permute(0, 1),
-    lambda d: base(d).permute(0, 0, 1),
-    lambda d: base(d).unfold(0, 9, 1),
-    lambda d: base(d).narrow(0, 3, 4),
-    lambda d: base(d).diagonal(0, 1, 1),
-    lambda d: base(d).real.imag,
-    lambda d: torch.view_as_complex(base(d)),
-    lambda d: base(d).transpose(0, 2).view(torch.int16),
-    lambda d: base(d).view(torch.complex64),
-    lambda d: base(d)[:1].expand(4, 5, 3).add_(1),
-    lambda d: base(d).view(-1)[1:].copy_(base(d).view(-1)),
-    lambda d: (x := base(d).view(-1))[1:].add_(x[:-1]),
-    lambda d: base(d).unflatten(1, (2, 2)),
-    lambda d: torch.broadcast_to(base(d), (2, 3)),
-])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda d: base(d).transpose(0, 1).view(-1),
+        lambda d: base(d)[:, ::2].view(12, 3),
+        lambda d: base(d).view(7, -1),
+        lambda d: base(d).expand(4, 5, 6),
+        lambda d: base(d).expand(5, 3),
+        lambda d: base(d).as_strided((100,), (1,)),
+        lambda d: base(d).as_strided((2,), (-1,)),
+        lambda d: base(d).as_strided((2, 2), (1,)),
+        lambda d: base(d).squeeze(5),
+        lambda d: base(d).permute(0, 1),
+        lambda d: base(d).permute(0, 0, 1),
+        lambda d: base(d).unfold(0, 9, 1),
+        lambda d: base(d).narrow(0, 3, 4),
+        lambda d: base(d).diagonal(0, 1, 1),
+        lambda d: base(d).real.imag,
+        lambda d: torch.view_as_complex(base(d)),
+        lambda d: base(d).transpose(0, 2).view(torch.int16),
+        lambda d: base(d).view(torch.complex64),
+        lambda d: base(d)[:1].expand(4, 5, 3).add_(1),
+        lambda d: base(d).view(-1)[1:].copy_(base(d).view(-1)),
+        lambda d: (x := base(d).view(-1))[1:].add_(x[:-1]),
+        lambda d: base(d).unflatten(1, (2, 2)),
+        lambda d: torch.broadcast_to(base(d), (2, 3)),
+    ],
+)
 def test_what_cannot_be_viewed_raises(program: Callable[[str], object], device: str) -> None:
     agree_on_error(program, device)
 
@@ -278,8 +303,18 @@ def test_memory_formats(device: str) -> None:
         x = torch.arange(48.0, device=where).view(2, 2, 3, 4)
         y = x.contiguous(memory_format=torch.channels_last)
         z = torch.empty_like(y, memory_format=torch.contiguous_format).copy_(y)
-        return [y, y + 1, y.clone(), y.contiguous(), z, y * x, torch.relu(y.permute(0, 2, 3, 1)),
-                torch.zeros_like(y), y.to(torch.float64), x.to(memory_format=torch.channels_last)]
+        return [
+            y,
+            y + 1,
+            y.clone(),
+            y.contiguous(),
+            z,
+            y * x,
+            torch.relu(y.permute(0, 2, 3, 1)),
+            torch.zeros_like(y),
+            y.to(torch.float64),
+            x.to(memory_format=torch.channels_last),
+        ]
 
     agree(program, device)
 

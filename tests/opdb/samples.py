@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from util import DEVICE
 
 SEED = 0
-SAMPLES = int(os.environ.get("TORCH_TINY_OPDB_SAMPLES", "16"))  # per item; 0 for all of them
+SAMPLES = int(os.environ.get("TORCH_TINY_OPDB_SAMPLES", "24"))  # per item; 0 for all of them
 _CONSIDERED = 200  # a few operators have more than a thousand
-_BYTES = 1 << 22  # and a few are large
+_BYTES = 1 << 20  # and a few are large
 
-# Operators that take this argument on the CPU alone, on every device.
+# Operators that take all tensors but the first on the CPU, whatever the device.
 _CPU_ARGUMENTS = {"tensor_split"}
 
 
@@ -57,6 +57,7 @@ class Call:
     def __init__(self, op: OpInfo, sample: SampleInput, device: str) -> None:
         move = Mover(device)
         self.device = device
+        self.number = 0  # of the sample, among those of its check
         self.input = move(sample.input)
         if op.name in _CPU_ARGUMENTS:
             move.device = "cpu"

@@ -22,7 +22,9 @@ namespace {
 using c10::CachingDeviceAllocator::DeviceStats;
 using Aggregated = c10::CachingAllocator::StatType;
 
-constexpr size_t kHeader = 64;              // keeps the data aligned to a cache line
+constexpr size_t kHeader = 64;                 // the data stays aligned to a cache line
+constexpr size_t kAlignment = 2 * kHeader;     // of the header, so that data is in the same page
+constexpr uint64_t kOurs = 0x74696e7974696e79;
 constexpr size_t kSmallest = size_t{1} << 20;  // below this the C library is as fast
 constexpr size_t kHugePage = size_t{1} << 21;
 
@@ -31,7 +33,23 @@ thread_local bool from_cache = false;
 struct Header {
   size_t requested;
   size_t reserved;
+  uint64_t mark;  // kOurs mixed with the address, while the block is in use
 };
+
+uint64_t mark_of(const void* data) {
+  return kOurs ^ reinterpret_cast<uintptr_t>(data);
+}
+
+Header& header_of(void* data) {
+  return *reinterpret_cast<Header*>(static_cast<char*>(data) - kHeader);
+}
+
+// Some kernels allocate without saying who frees. Our data lies at odd multiples of the header's
+// size, where the memory before it can always be read.
+bool is_ours(void* data) {
+  return reinterpret_cast<uintptr_t>(data) % kAlignment == kHeader &&
+      header_of(data).mark == mark_of(data);
+}
 
 // An eighth of a power of two: at most 12.5 % is wasted and sizes repeat often.
 size_t rounded(size_t bytes) {
@@ -96,11 +114,33 @@ class Cache {
       base = fresh(size, bytes);
       reserved.add(static_cast<int64_t>(size));
     }
-    new (base) Header{bytes, size};
+    auto* data = static_cast<char*>(base) + kHeader;
+    new (base) Header{bytes, size, mark_of(data)};
     allocations.add(1);
     allocated.add(static_cast<int64_t>(size));
     requested.add(static_cast<int64_t>(bytes));
-    return {static_cast<char*>(base) + kHeader, base, &Cache::release, c10::Device(c10::kCPU)};
+    return {data, data, &Cache::release, c10::Device(c10::kCPU)};
+  }
+
+  static void release(void* data) {
+    auto& cache = get();
+    auto& header = header_of(data);
+    header.mark = 0;
+    const auto [requested, size, mark] = header;
+    auto* base = static_cast<void*>(&header);
+    cache.allocations.remove(1);
+    cache.allocated.remove(static_cast<int64_t>(size));
+    cache.requested.remove(static_cast<int64_t>(requested));
+    if (size >= kSmallest && !in_bad_fork()) {
+      std::lock_guard lock(cache.mutex_);
+      if (cache.cached_ + size <= physical_memory() / 4) {
+        cache.cached_ += size;
+        cache.free_[size].push_back(base);
+        return;
+      }
+    }
+    std::free(base);
+    cache.reserved.remove(static_cast<int64_t>(size));
   }
 
   void empty() {
@@ -122,24 +162,6 @@ class Cache {
   std::atomic<int64_t> retries{0}, ooms{0};
 
  private:
-  static void release(void* base) {
-    auto& cache = get();
-    const auto [requested, size] = *static_cast<Header*>(base);
-    cache.allocations.remove(1);
-    cache.allocated.remove(static_cast<int64_t>(size));
-    cache.requested.remove(static_cast<int64_t>(requested));
-    if (size >= kSmallest && !in_bad_fork()) {
-      std::lock_guard lock(cache.mutex_);
-      if (cache.cached_ + size <= physical_memory() / 4) {
-        cache.cached_ += size;
-        cache.free_[size].push_back(base);
-        return;
-      }
-    }
-    std::free(base);
-    cache.reserved.remove(static_cast<int64_t>(size));
-  }
-
   void* take(size_t size) {
     std::lock_guard lock(mutex_);
     auto found = free_.find(size);
@@ -154,7 +176,7 @@ class Cache {
 
   void* fresh(size_t size, size_t bytes) {
     void* base = nullptr;
-    const size_t alignment = size >= 2 * kHugePage ? kHugePage : kHeader;
+    const size_t alignment = size >= 2 * kHugePage ? kHugePage : kAlignment;
     if (posix_memalign(&base, alignment, size) != 0) {
       retries.fetch_add(1);
       empty();
@@ -182,7 +204,13 @@ struct CpuAllocator final : c10::Allocator {
                       : c10::GetDefaultCPUAllocator()->allocate(bytes);
   }
   c10::DeleterFnPtr raw_deleter() const override {
-    return c10::GetDefaultCPUAllocator()->raw_deleter();
+    return [](void* data) {
+      if (is_ours(data)) {
+        Cache::release(data);
+      } else {
+        c10::GetDefaultCPUAllocator()->raw_deleter()(data);
+      }
+    };
   }
   void copy_data(void* dest, const void* src, size_t count) const override {
     default_copy_data(dest, src, count);

@@ -68,8 +68,18 @@ class TinyGuard final : public c10::impl::DeviceGuardImplInterface {
   }
   bool queryStream(const c10::Stream& stream) const override {
     auto& queue = Queue::of(stream.device_index());
-    std::lock_guard lock(queue.mutex);
-    return queue.trace.empty();
+    {
+      std::lock_guard lock(queue.mutex);
+      if (!queue.trace.empty()) {
+        return false;
+      }
+    }
+    const auto host = host_device(stream.device_index());
+    if (host.type() == c10::kCPU) {
+      return true;
+    }
+    const c10::impl::VirtualGuardImpl guard(host.type());
+    return guard.queryStream(guard.getStream(host));
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     synchronizeDevice(stream.device_index());

@@ -3,6 +3,7 @@
 #include <ATen/InferSize.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/TensorFactories.h>
+#include <c10/util/accumulate.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/unfold_native.h>
@@ -119,20 +120,18 @@ at::Tensor& set_storage_offset(
     int64_t offset,
     c10::IntArrayRef sizes,
     c10::IntArrayRef strides) {
-  at::native::checkSetStorage(self, source, offset, sizes, strides);
-  auto* impl = self.unsafeGetTensorImpl();
-  impl->set_storage_offset(offset);
   at::DimVector contiguous;
   if (strides.data() == nullptr || (strides.empty() && !sizes.empty())) {
     contiguous = at::DimVector(c10::contiguous_strides(sizes));
     strides = contiguous;
   }
-  impl->set_sizes_and_strides(sizes, strides, offset);
-  const auto nbytes = at::detail::computeStorageNbytes(
-      sizes, strides, self.dtype().itemsize(), offset);
-  if (self.numel() > 0 && nbytes > self.storage().nbytes()) {
+  const auto nbytes =
+      at::detail::computeStorageNbytes(sizes, strides, self.dtype().itemsize(), offset);
+  at::native::checkSetStorage(self, source, offset, sizes, strides);
+  if (c10::multiply_integers(sizes) > 0 && nbytes > self.storage().nbytes()) {
     resize_storage(self.storage(), nbytes);
   }
+  self.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
   return self;
 }
 
@@ -155,6 +154,22 @@ at::Tensor& set_nothing(at::Tensor& self) {
   return set_storage_offset(self, std::move(storage), 0, {0}, {});
 }
 
+// Autograd's stand-in for zeros: no memory, and a key that keeps it away from our kernels.
+at::Tensor zero_tensor(
+    c10::IntArrayRef sizes,
+    std::optional<c10::ScalarType> dtype,
+    std::optional<c10::Layout> /*layout*/,
+    std::optional<c10::Device> device,
+    std::optional<bool> /*pin_memory*/) {
+  const auto index = with_index(c10::device_or_default(device)).index();
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(c10::make_intrusive<TinyStorage>(index, 0)),
+      c10::DispatchKeySet({c10::DispatchKey::PrivateUse1, c10::DispatchKey::ZeroTensor}),
+      c10::scalarTypeToTypeMeta(c10::dtype_or_default(dtype)));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return tensor;
+}
+
 at::Tensor as_strided(
     const at::Tensor& self,
     c10::IntArrayRef size,
@@ -162,6 +177,15 @@ at::Tensor as_strided(
     std::optional<int64_t> offset) {
   return at::native::as_strided_tensorimpl(self, size, stride, offset);
 }
+
+bool is_set_to(const at::Tensor& self, const at::Tensor& other) {
+  return self.storage().is_alias_of(other.storage()) &&
+      self.storage_offset() == other.storage_offset() && self.sizes() == other.sizes() &&
+      self.strides() == other.strides();
+}
+
+// Memory is freed in the order of the one queue, whatever stream uses it.
+void record_stream(at::Tensor& /*self*/, c10::Stream /*stream*/) {}
 
 }  // namespace
 }  // namespace tiny
@@ -174,6 +198,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage_storage_offset", &tiny::set_storage_offset);
   m.impl("set_.source_Tensor", &tiny::set_tensor);
   m.impl("set_", &tiny::set_nothing);
+  m.impl("is_set_to", &tiny::is_set_to);
+  m.impl("record_stream", &tiny::record_stream);
+  m.impl("_efficientzerotensor", &tiny::zero_tensor);
   m.impl("as_strided", &tiny::as_strided);
   m.impl("view", [](const at::Tensor& self, c10::IntArrayRef size) {
     return at::native::view(self, size);

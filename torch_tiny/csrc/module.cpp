@@ -1,4 +1,5 @@
 // torch_tiny._C: the Python face of the core.
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "allocator.h"
@@ -18,9 +19,9 @@ void check_tiny(const at::Tensor& tensor) {
       tensor.device().type() == kTiny, "expected a tensor on device 'tiny', got ", tensor.device());
 }
 
-// A forward or backward formula may hand out a tensor whose autograd history does not matter here.
 at::Tensor host_alias(const at::Tensor& tensor) {
   check_tiny(tensor);
+  const torch::PyWarningHandler warnings;  // what runs now may warn, as in PyTorch's own functions
   at::Tensor result;
   Queue::of(tensor.device().index())
       .run_then("memory shared", [&] { result = exported_tensor(tensor); });
@@ -29,6 +30,7 @@ at::Tensor host_alias(const at::Tensor& tensor) {
 
 void materialize(const at::Tensor& tensor) {
   check_tiny(tensor);
+  const torch::PyWarningHandler warnings;
   auto& storage = TinyStorage::of(tensor);
   Queue::of(tensor.device().index()).settle(storage, "data_ptr", [&] { storage.memory(); });
 }
@@ -151,11 +153,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("exchange_device", &exchange_device);
   m.def("device_host", [](c10::DeviceIndex index) { return host_device(index).str(); });
   m.def("synchronize", [](c10::DeviceIndex index) {
+    const torch::PyWarningHandler warnings;
     run_trace(index, "synchronize");
     WithoutGil no_gil;
     wait_for_host(index);
   });
   m.def("run", [](c10::DeviceIndex index, const std::string& reason) {
+    const torch::PyWarningHandler warnings;
     run_trace(index, reason.c_str());
   });
   m.def("host_alias", &host_alias);

@@ -1,5 +1,6 @@
 #include "operator.h"
 
+#include <Python.h>
 #include <torch/library.h>
 
 #include <array>
@@ -15,9 +16,14 @@
 namespace tiny {
 namespace {
 
-// Dispatch by device type inside a composite kernel would take a path for unknown devices.
-constexpr std::array<std::string_view, 2> kChooseByDevice = {
-    "aten::convolution", "aten::convolution_backward"};
+// Their composite kernels look at the type of the device and know only PyTorch's own.
+// addr_ tells by the address of its out= that it is in place, which is lost on the way.
+constexpr std::array<std::string_view, 5> kChooseByDevice = {
+    "aten::convolution",
+    "aten::convolution_backward",
+    "aten::mode.values",
+    "aten::conj_physical_",
+    "aten::addr_"};
 
 struct Table {
   std::mutex mutex;
@@ -50,6 +56,10 @@ bool is_tensor_like(const c10::TypePtr& type) {
     default:
       return false;
   }
+}
+
+bool is_size(const c10::TypePtr& type) {
+  return type->kind() == c10::TypeKind::IntType || type->kind() == c10::TypeKind::SymIntType;
 }
 
 bool is_generator(const c10::TypePtr& type) {
@@ -92,6 +102,9 @@ int aliased_argument(const c10::FunctionSchema& schema, const c10::AliasInfo& al
 struct Retire final : c10::OpRegistrationListener {
   void onOperatorRegistered(const c10::OperatorHandle& /*op*/) override {}
   void onOperatorDeregistered(const c10::OperatorHandle& op) override {
+    if (!Py_IsInitialized()) {
+      return;  // the process ends, and nobody will read what was recorded
+    }
     {
       std::lock_guard lock(table().mutex);
       if (table().operators.find(identity(op)) == table().operators.end()) {
@@ -116,26 +129,36 @@ Operator::Operator(const c10::OperatorHandle& op)
   const auto& schema = op.schema();
   bool tensor_inputs = false;
   bool has_generator = false;
+  bool takes_indices = false;
   for (const auto& argument : schema.arguments()) {
     const bool write = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     writes.push_back(write);
     writes_any |= write;
     tensor_inputs |= is_tensor_like(argument.type()) && !write;
+    takes_indices |= argument.type()->isSubtypeOf(*c10::ListType::ofOptionalTensors());
     takes_generator.push_back(is_generator(argument.type()));
     has_generator |= takes_generator.back();
   }
-  for (const auto& result : schema.returns()) {
+  const auto& results = schema.returns();
+  const bool some_tensor = std::any_of(results.begin(), results.end(), [](const auto& result) {
+    return is_tensor_like(result.type());
+  });
+  for (const auto& result : results) {
     const auto* alias = result.alias_info();
     returns.push_back(alias == nullptr ? -1 : aliased_argument(schema, *alias));
     if (!is_tensor_like(result.type())) {
-      kind = Kind::kAtOnce;
-    } else if (alias != nullptr && !alias->isWrite() && kind.load() == Kind::kRecord) {
+      // Sizes returned beside tensors follow from the arguments' sizes, as the tensors' do.
+      kind = some_tensor && is_size(result.type()) ? kind.load() : Kind::kAtOnce;
+    } else if (alias != nullptr && !alias->isWrite() && kind == Kind::kRecord) {
       kind = Kind::kView;
     }
   }
-  if (op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape)) {
+  masks_matter = op.hasTag(at::Tag::dynamic_output_shape) && takes_indices;
+  if (op.hasTag(at::Tag::data_dependent_output) ||
+      (op.hasTag(at::Tag::dynamic_output_shape) && !masks_matter)) {
     kind = Kind::kAtOnce;
   }
+  bumps_versions = name.rfind("aten::_foreach_", 0) == 0 && writes_any;
   hidden_generator = op.hasTag(at::Tag::nondeterministic_seeded) && !has_generator;
   floats_matter = !tensor_inputs;
   takes_cpu_tensors = name == "aten::copy_";

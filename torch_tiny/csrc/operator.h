@@ -24,8 +24,10 @@ struct Operator {
   std::atomic<Kind> kind{Kind::kRecord};
   bool builtin = false;           // PyTorch's own: its tags can be trusted
   bool writes_any = false;
+  bool masks_matter = false;      // indexing: the size of the result depends on data in masks only
   bool hidden_generator = false;  // draws random numbers but takes no generator
   bool floats_matter = false;     // e.g. arange: float arguments decide the size
+  bool bumps_versions = false;    // of the lists it writes: autograd leaves that to the kernel
   bool takes_cpu_tensors = false;  // a copy: its source may be anywhere
   std::vector<bool> writes;       // per argument
   std::vector<bool> takes_generator;

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "host_call.h"
+#include "resize.h"
 #include "run.h"
 
 namespace tiny {
@@ -50,7 +51,9 @@ void push_results(
   for (size_t i = 0; i < op.returns.size(); ++i) {
     if (op.returns[i] >= 0) {
       results.push_back(arguments[op.returns[i]]);
-    } else if (signature.list_sizes[i] < 0) {
+    } else if (signature.list_sizes[i] == Signature::kSize) {
+      results.emplace_back(signature.sizes[i]);
+    } else if (signature.list_sizes[i] == Signature::kTensor) {
       results.emplace_back(fresh_result(queue, *next++, device));
     } else {
       c10::List<at::Tensor> list;
@@ -75,15 +78,22 @@ void replace(c10::Stack* stack, size_t count, c10::SmallVectorImpl<c10::IValue>&
 void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& arguments) {
   auto signature = make_signature(op, torch::jit::last(*stack, op.writes.size()), arguments);
   c10::SmallVector<at::Tensor, 8> tensors;  // the stack will be gone
+  c10::SmallVector<bool, 8> was_empty;
   for (auto& tensor : arguments.tensors) {
     tensors.push_back(*tensor);
+    was_empty.push_back(tensor->storage().nbytes() == 0);
   }
   queue.run_at_once(op, stack, kUnknownMetadata);
   for (size_t i = 0; i < tensors.size(); ++i) {
     arguments.tensors[i] = &tensors[i];
-    if (tensors[i].sizes() != signature->specs[i].sizes ||
-        tensors[i].strides() != signature->specs[i].strides) {
-      return;  // it was resized; the next call looks different
+    auto& spec = signature->specs[i];
+    if (tensors[i].sizes() != spec.sizes || tensors[i].strides() != spec.strides) {
+      if (!was_empty[i]) {
+        return;  // resized what had a size: PyTorch warns each time
+      }
+      spec.sizes = tensors[i].sizes();
+      spec.strides = tensors[i].strides();
+      signature->grown.push_back(static_cast<uint32_t>(i));
     }
   }
   if (!describe_results(*signature, torch::jit::last(*stack, op.returns.size()))) {
@@ -95,7 +105,7 @@ void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& 
   }
   std::lock_guard lock(queue.mutex);
   ++queue.metrics.metadata_misses;
-  queue.signatures.insert(std::move(signature), arguments.hash);
+  queue.signatures.insert(std::move(signature));
 }
 
 void record_view(Operator& op, Queue& queue, c10::Stack* stack, const Arguments& arguments) {
@@ -144,6 +154,31 @@ void record_view(Operator& op, Queue& queue, c10::Stack* stack, const Arguments&
   replace(stack, count, results);
 }
 
+// Gives empty out= tensors their sizes. False if one has memory, which only a run can deal with.
+bool grow(const Signature& signature, const Arguments& arguments) {
+  for (const auto i : signature.grown) {
+    if (arguments.tensors[i]->storage().nbytes() != 0) {
+      return false;
+    }
+  }
+  for (const auto i : signature.grown) {
+    resize_tensor(*arguments.tensors[i], signature.specs[i].sizes, signature.specs[i].strides);
+  }
+  return true;
+}
+
+void bump_versions(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (op.writes[i] && arguments[i].isTensorList()) {
+      for (const auto& item : arguments[i].toListRef()) {
+        if (!item.toTensor().is_inference()) {
+          item.toTensor().unsafeGetTensorImpl()->bump_version();
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 at::Tensor fresh_result(Queue& queue, const Result& result, c10::DeviceIndex device) {
@@ -177,6 +212,9 @@ bool record_known(
     const auto* signature = queue.signatures.find(op, arguments);
     if (C10_UNLIKELY(
             signature == nullptr || signature->stale.load(std::memory_order_relaxed))) {
+      return false;
+    }
+    if (C10_UNLIKELY(!signature->grown.empty()) && !grow(*signature, arguments)) {
       return false;
     }
     auto& trace = queue.trace;
@@ -218,10 +256,14 @@ void record(const c10::OperatorHandle& handle, c10::Stack* stack) {
   const auto count = op.writes.size();
   Arguments arguments;
   const auto given = torch::jit::last(*stack, count);
+  if (C10_UNLIKELY(op.bumps_versions)) {
+    bump_versions(op, given);
+  }
   take_apart(op, given, arguments);
   auto& queue = Queue::of(arguments.device);
   const auto kind = op.kind.load(std::memory_order_relaxed);
-  if (kind == Operator::Kind::kAtOnce || !arguments.keyed) {
+  if (kind == Operator::Kind::kAtOnce || !arguments.keyed ||
+      (op.masks_matter && arguments.masked)) {
     return queue.run_at_once(op, stack, kDataDependent);
   }
   if (kind == Operator::Kind::kView) {

@@ -1,6 +1,7 @@
 #include "resize.h"
 
 #include <ATen/EmptyTensor.h>
+#include <c10/util/accumulate.h>
 
 #include "run.h"
 #include "storage.h"
@@ -25,10 +26,11 @@ void resize_tensor(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArr
   const auto itemsize = tensor.dtype().itemsize();
   const auto offset = tensor.storage_offset();
   const auto nbytes = at::detail::computeStorageNbytes(sizes, strides, itemsize, offset);
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
-  if (tensor.numel() > 0 && nbytes > tensor.storage().nbytes()) {
+  // The storage comes first: running what was recorded may raise, and sizes must fit the memory.
+  if (c10::multiply_integers(sizes) > 0 && nbytes > tensor.storage().nbytes()) {
     resize_storage(tensor.storage(), nbytes);
   }
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
 }
 
 }  // namespace tiny

@@ -13,7 +13,7 @@
 namespace tiny {
 namespace {
 
-constexpr size_t kMostSignatures = 100'000;
+constexpr size_t kMostSignatures = 16'384;
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -117,10 +117,10 @@ class Runner {
     call_on_host(*signature.op, device_, stack_);
     size_t next = 0;
     for (size_t i = 0; i < stack_.size(); ++i) {
-      if (signature.op->returns[i] >= 0) {
+      if (signature.op->returns[i] >= 0 || signature.list_sizes[i] == Signature::kSize) {
         continue;
       }
-      if (signature.list_sizes[i] < 0) {
+      if (signature.list_sizes[i] == Signature::kTensor) {
         take_result(call, next++, std::move(stack_[i]).toTensor());
       } else {
         auto list = stack_[i].toTensorVector();
@@ -208,7 +208,9 @@ Queue& Queue::of(c10::DeviceIndex index) {
     }
     return all;
   }();
-  return *queues->at(index);
+  TORCH_CHECK(
+      index >= 0 && static_cast<size_t>(index) < queues->size(), "there is no device tiny:", int{index});
+  return *(*queues)[index];
 }
 
 void Queue::run(const char* reason) {
@@ -257,10 +259,12 @@ void Queue::run_locked(const char* reason) {
   bool hit = false;
   const auto plan = plans_.find(running, hit);
   Runner runner(running, *plan, device_);
+  ++depth_;
   {
     HostScope scope(device_);
     runner.run();
   }
+  --depth_;
   running.clear();
   spare_ = std::move(running);
   {
@@ -271,9 +275,6 @@ void Queue::run_locked(const char* reason) {
     metrics.relayouts += runner.relayouts;
     metrics.seconds_running += seconds_since(begin);
     ++metrics.causes[{reason, place}];
-    if (signatures.size() > kMostSignatures && trace.empty()) {
-      signatures.clear();
-    }
   }
   if (runner.failure != nullptr) {
     std::rethrow_exception(runner.failure);
@@ -284,7 +285,16 @@ void Queue::run_at_once(Operator& op, c10::Stack* stack, const char* reason) {
   run_then(reason, [&] {
     op.at_once.fetch_add(1, std::memory_order_relaxed);
     call_at_once(op, device_, stack);
+    forget_signatures_if_many();
   });
+}
+
+// Programs whose shapes never repeat must not fill the memory. Traces refer to signatures.
+void Queue::forget_signatures_if_many() {
+  std::lock_guard lock(mutex);
+  if (signatures.size() > kMostSignatures && trace.empty() && depth_ == 0) {
+    signatures.clear();
+  }
 }
 
 void run_trace(c10::DeviceIndex index, const char* reason) {
@@ -303,7 +313,7 @@ WithoutGil::WithoutGil() {
   }
 }
 
-WithoutGil::~WithoutGil() {
+WithoutGil::~WithoutGil() noexcept(false) {
   if (state_ != nullptr) {
     PyEval_RestoreThread(static_cast<PyThreadState*>(state_));
   }

@@ -67,9 +67,11 @@ class Queue {
 
  private:
   void run_locked(const char* reason);
+  void forget_signatures_if_many();
 
   const c10::DeviceIndex device_;
   std::recursive_mutex running_;
+  int depth_ = 0;  // a kernel written in Python may use the device, and run what it recorded
   Trace spare_;  // keeps its capacity from run to run
   PlanCache plans_;
 };
@@ -81,7 +83,7 @@ void run_everything(const char* reason);
 class WithoutGil {
  public:
   WithoutGil();
-  ~WithoutGil();
+  ~WithoutGil() noexcept(false);  // the interpreter may end this thread here
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
 

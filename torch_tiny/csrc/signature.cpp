@@ -37,14 +37,17 @@ uint64_t head(Tag tag, uint64_t low = 0) {
   return (static_cast<uint64_t>(tag) << 56) | low;
 }
 
-uint64_t mix(uint64_t hash, uint64_t word) {
-  const auto product = static_cast<unsigned __int128>(hash ^ word) * 0x9E3779B97F4A7C15ULL;
-  return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+uint64_t hash_words(const Operator& op, c10::ArrayRef<uint64_t> words) {
+  return tiny::hash_words(reinterpret_cast<uintptr_t>(&op), words);
 }
 
 // 0 and 1 and -1 can be compiled in; any other float is an input of the plan.
 uint64_t float_class(double value) {
   return value == 0 ? 1 : value == 1 ? 2 : value == -1 ? 3 : 0;
+}
+
+bool is_mask(const at::Tensor& index) {
+  return index.defined() && (index.scalar_type() == c10::kBool || index.scalar_type() == c10::kByte);
 }
 
 [[noreturn]] void different_devices(const Operator& op, c10::Device one, c10::Device other) {
@@ -212,6 +215,7 @@ void TakeApart::list(const c10::IValue& value) {
     for (const auto& item : items) {
       if (item.isTensor()) {
         tensor(item.toTensor(), optional);
+        out_.masked |= optional && is_mask(item.toTensor());
       } else {
         out_.words.push_back(head(Tag::kNoTensor));
       }
@@ -325,11 +329,6 @@ void TakeApart::finish() {
   }
   // PyTorch's default type decides what a number and an integer tensor make.
   out_.words.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
-  uint64_t hash = reinterpret_cast<uintptr_t>(&op_);
-  for (const auto word : out_.words) {
-    hash = mix(hash, word);
-  }
-  out_.hash = hash;
 }
 
 void take_apart(const Operator& op, c10::ArrayRef<c10::IValue> stack, Arguments& out) {
@@ -357,11 +356,17 @@ std::unique_ptr<Signature> make_signature(
 bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned) {
   signature.results.clear();
   signature.list_sizes.clear();
+  signature.sizes.assign(returned.size(), 0);
   signature.fresh_bytes = 0;
   const auto& op = *signature.op;
   for (size_t i = 0; i < returned.size(); ++i) {
     if (op.returns[i] >= 0) {
-      signature.list_sizes.push_back(-1);
+      signature.list_sizes.push_back(Signature::kTensor);
+      continue;
+    }
+    if (returned[i].isInt()) {
+      signature.list_sizes.push_back(Signature::kSize);
+      signature.sizes[i] = returned[i].toInt();
       continue;
     }
     const bool is_list = returned[i].isTensorList();
@@ -369,7 +374,8 @@ bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned)
       return false;
     }
     const auto items = is_list ? returned[i].toListRef() : returned.slice(i, 1);
-    signature.list_sizes.push_back(is_list ? static_cast<int>(items.size()) : -1);
+    signature.list_sizes.push_back(
+        is_list ? static_cast<int>(items.size()) : Signature::kTensor);
     for (const auto& item : items) {
       if (!is_plain(item.toTensor())) {
         return false;
@@ -405,24 +411,32 @@ bool meta_agrees(const Signature& signature, const Arguments& arguments) {
 }
 
 Signature* SignatureTable::find(const Operator& op, const Arguments& arguments) {
-  const auto found = table_.find(arguments.hash);
+  auto fits = [&](const Signature& signature) {
+    return signature.op == &op && signature.words.size() == arguments.words.size() &&
+        std::memcmp(
+            signature.words.data(),
+            arguments.words.data(),
+            arguments.words.size() * sizeof(uint64_t)) == 0;
+  };
+  auto& recent = recent_[(reinterpret_cast<uintptr_t>(&op) >> 6) % recent_.size()];
+  if (recent != nullptr && fits(*recent)) {
+    return recent;
+  }
+  const auto found = table_.find(hash_words(op, arguments.words));
   if (found == table_.end()) {
     return nullptr;
   }
   for (auto& signature : found->second) {
-    if (signature->op == &op && signature->words.size() == arguments.words.size() &&
-        std::memcmp(
-            signature->words.data(),
-            arguments.words.data(),
-            arguments.words.size() * sizeof(uint64_t)) == 0) {
-      return signature.get();
+    if (fits(*signature)) {
+      return recent = signature.get();
     }
   }
   return nullptr;
 }
 
-void SignatureTable::insert(std::unique_ptr<Signature> signature, uint64_t hash) {
-  auto& bucket = table_[hash];
+void SignatureTable::insert(std::unique_ptr<Signature> signature) {
+  recent_.fill(nullptr);
+  auto& bucket = table_[hash_words(*signature->op, signature->words)];
   for (auto& other : bucket) {
     if (other->op == signature->op && other->words == signature->words) {
       std::swap(other, signature);
@@ -435,6 +449,7 @@ void SignatureTable::insert(std::unique_ptr<Signature> signature, uint64_t hash)
 }
 
 void SignatureTable::clear() {
+  recent_.fill(nullptr);
   table_.clear();
   replaced_.clear();
   size_ = 0;

@@ -6,6 +6,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <unordered_map>
@@ -51,6 +52,14 @@ struct Token {
   c10::IValue constant;
 };
 
+inline uint64_t hash_words(uint64_t hash, c10::ArrayRef<uint64_t> words) {
+  for (const auto word : words) {
+    const auto product = static_cast<unsigned __int128>(hash ^ word) * 0x9E3779B97F4A7C15ULL;
+    hash = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+  }
+  return hash;
+}
+
 struct Signature {
   uint64_t id = 0;  // never reused
   Operator* op = nullptr;
@@ -58,7 +67,11 @@ struct Signature {
   std::vector<Token> tokens;
   std::vector<Spec> specs;      // per tiny tensor, in order
   std::vector<Result> results;  // per fresh tensor, in order
-  std::vector<int> list_sizes;  // per return: -1 for a tensor, else the length of the list
+  std::vector<uint32_t> grown;  // tensors that come empty, as out=, and get the sizes of their spec
+  static constexpr int kTensor = -1;
+  static constexpr int kSize = -2;
+  std::vector<int> list_sizes;  // per return: kTensor, kSize, or the length of a list of tensors
+  std::vector<int64_t> sizes;   // per return: the value where it is a size
   size_t fresh_bytes = 0;
   // Set when a run returned something else, e.g. after a global flag of PyTorch was changed.
   mutable std::atomic<bool> stale{false};
@@ -71,8 +84,8 @@ struct Arguments {
   c10::SmallVector<c10::IValue, 4> values;
   c10::DeviceIndex device = -1;
   bool keyed = true;     // false: an argument of a kind that has no words
+  bool masked = false;    // an index is a mask
   bool exported = false;  // someone outside looks at the memory of one of them
-  uint64_t hash = 0;
 };
 
 // Takes arguments apart one by one; `finish` comes last. Raises if tensors of different devices
@@ -122,7 +135,7 @@ bool meta_agrees(const Signature& signature, const Arguments& arguments);
 class SignatureTable {
  public:
   Signature* find(const Operator& op, const Arguments& arguments);
-  void insert(std::unique_ptr<Signature> signature, uint64_t hash);
+  void insert(std::unique_ptr<Signature> signature);
   size_t size() const {
     return size_;
   }
@@ -131,6 +144,7 @@ class SignatureTable {
  private:
   std::unordered_map<uint64_t, std::vector<std::unique_ptr<Signature>>> table_;
   std::vector<std::unique_ptr<Signature>> replaced_;  // a trace may still refer to them
+  std::array<Signature*, 256> recent_{};              // the last one seen of some operators
   size_t size_ = 0;
 };
 

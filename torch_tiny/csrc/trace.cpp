@@ -35,15 +35,6 @@ void write_words(const Trace& trace, std::vector<uint64_t>& words) {
   }
 }
 
-uint64_t hash_words(const std::vector<uint64_t>& words) {
-  uint64_t hash = words.size();
-  for (const auto word : words) {
-    const auto product = static_cast<unsigned __int128>(hash ^ word) * 0x9E3779B97F4A7C15ULL;
-    hash = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-  }
-  return hash;
-}
-
 Plan make_plan(const Trace& trace, std::vector<uint64_t> words) {
   Plan plan;
   plan.words = std::move(words);
@@ -160,7 +151,7 @@ Trace Trace::split(size_t begin) {
 
 std::shared_ptr<const Plan> PlanCache::find(const Trace& trace, bool& hit) {
   write_words(trace, words_);
-  const auto hash = hash_words(words_);
+  const auto hash = hash_words(words_.size(), words_);
   auto found = plans_.find(hash);
   hit = found != plans_.end() && found->second->words == words_;
   if (!hit) {

@@ -1,0 +1,56 @@
+"""The command line of the benchmark."""
+
+import argparse
+from pathlib import Path
+
+from bench.measure import Result, compare
+from bench.process import in_process
+from bench.report import HEAD, machine, row, write_json
+from bench.sides import opponents
+from bench.workloads import WORKLOADS
+
+
+def main() -> int:
+    """Measure, print a line for each result as it comes, write the JSON; the exit status."""
+    options = _options()
+    about = in_process(machine)
+    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    chosen = [workload for workload in WORKLOADS if workload.name in options.only]
+    for workload in chosen:
+        print(f"  {workload.name:<16}{workload.what}")
+    print(f"\n{HEAD}")
+    results: list[Result] = []
+    for threads in options.threads:
+        for workload in chosen:
+            for result in compare(
+                workload,
+                opponents(),
+                threads=threads,
+                rounds=options.rounds,
+                seconds=options.seconds,
+            ):
+                results.append(result)
+                print(row(result), flush=True)
+    write_json(options.json, results, about)
+    above = [result for result in results if not result.passed]
+    print(f"\n{len(above)} of {len(results)} above their bar; all numbers: {options.json}")
+    return 1 if options.check and above else 0
+
+
+def _options() -> argparse.Namespace:
+    names = [workload.name for workload in WORKLOADS]
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Time workloads on device='tiny' beside eager PyTorch. A ratio is our time "
+        "over theirs: the median of all rounds, with its quartiles. TORCH_TINY_DEVICES says which "
+        "memory tiny lives in.",
+    )
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], metavar="N")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each (5)")
+    parser.add_argument(
+        "--seconds", type=float, default=0.5, help="for each side in each round (0.5)"
+    )
+    parser.add_argument("--json", type=Path, default=Path("build", "bench.json"))
+    parser.add_argument("--check", action="store_true", help="fail if a bar is not met")
+    return parser.parse_args()

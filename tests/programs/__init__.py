@@ -1,0 +1,21 @@
+"""Random programs, run in lock step on the CPU and on the device; all live tensors must agree.
+
+    python -m tests.programs --count 10000 --seed 0
+
+prints each difference as a regression test ready to paste into tests/test_regressions.py.
+"""
+
+from .lockstep import DifferenceError, NotAProgramError, check, run, seeded
+from .search import as_test, differs, generate, reduce
+
+__all__ = [
+    "DifferenceError",
+    "NotAProgramError",
+    "as_test",
+    "check",
+    "differs",
+    "generate",
+    "reduce",
+    "run",
+    "seeded",
+]
