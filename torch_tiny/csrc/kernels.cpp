@@ -162,10 +162,12 @@ at::Tensor zero_tensor(
     std::optional<c10::Device> device,
     std::optional<bool> /*pin_memory*/) {
   const auto index = with_index(c10::device_or_default(device)).index();
+  const auto type = c10::dtype_or_default(dtype);
+  const auto nbytes = at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(type));
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(c10::make_intrusive<TinyStorage>(index, 0)),
+      c10::Storage(c10::make_intrusive<TinyStorage>(index, nbytes)),
       c10::DispatchKeySet({c10::DispatchKey::PrivateUse1, c10::DispatchKey::ZeroTensor}),
-      c10::scalarTypeToTypeMeta(c10::dtype_or_default(dtype)));
+      c10::scalarTypeToTypeMeta(type));
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   return tensor;
 }

@@ -16,8 +16,8 @@ void resize_storage(const c10::Storage& storage, size_t nbytes) {
   TORCH_CHECK(
       tiny.exports.load() == 0,
       "Trying to resize storage that is not resizable: a numpy array or a DLPack tensor shares it");
-  if (tiny.nbytes() == 0 && !tiny.has_memory()) {
-    return tiny.resize(nbytes);
+  if (tiny.nbytes() == 0) {
+    return tiny.resize(nbytes);  // there is nothing to wait for or to keep
   }
   Queue::of(tiny.device().index()).run_then("resize", [&] { tiny.resize(nbytes); });
 }

@@ -84,6 +84,9 @@ void TinyStorage::refresh() {
 }
 
 void TinyStorage::resize(size_t size) {
+  if (nbytes() == 0) {
+    host_ = {};
+  }
   if (host_) {
     const auto old = host_;
     auto grown = c10::Storage(allocate_host(device().index(), size));
