@@ -28,6 +28,7 @@ def main() -> int:
                 threads=threads,
                 rounds=options.rounds,
                 seconds=options.seconds,
+                apart=options.apart,
             ):
                 results.append(result)
                 print(row(result), flush=True)
@@ -51,6 +52,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=0.5, help="for each side in each round (0.5)"
     )
+    parser.add_argument("--apart", action="store_true", help="each side in a process of its own")
     parser.add_argument("--json", type=Path, default=Path("build", "bench.json"))
     parser.add_argument("--check", action="store_true", help="fail if a bar is not met")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""Measuring: all sides in one process, in turns; each round in a process of its own."""
+"""Measuring: the sides take turns in one process; each round has a process of its own."""
 
 import statistics
 import time
@@ -68,9 +68,19 @@ class Result:
 
 
 def compare(
-    workload: Workload, opponents: list[Side], *, threads: int, rounds: int, seconds: float
+    workload: Workload,
+    opponents: list[Side],
+    *,
+    threads: int,
+    rounds: int,
+    seconds: float,
+    apart: bool,
 ) -> list[Result]:
-    """Measure a workload against each opponent, `seconds` for each side and round."""
+    """Measure a workload against each opponent, `seconds` for each side and round.
+
+    In one process the sides meet the same disturbances, but also share the C library's heap; with
+    `apart` each has a process to itself.
+    """
     sides = [OURS, *opponents]
     steady: dict[Side, list[float]] = {side: [] for side in sides}
     first: dict[Side, list[float]] = {side: [] for side in sides}
@@ -78,9 +88,10 @@ def compare(
         order = sides[turn % len(sides) :] + sides[: turn % len(sides)]
         for side in order:
             first[side].append(in_process(_first_step, workload, side, threads))
-        medians = in_process(_round, workload, order, threads, seconds)
-        for side, median in zip(order, medians, strict=True):
-            steady[side].append(median / workload.operators)
+        for together in [[side] for side in order] if apart else [order]:
+            medians = in_process(_round, workload, together, threads, seconds)
+            for side, median in zip(together, medians, strict=True):
+                steady[side].append(median / workload.operators)
     return [
         Result(
             workload,

@@ -119,20 +119,6 @@ def test_exit_with_a_pending_error() -> None:
     """)
 
 
-@needs_tiny
-def test_exit_while_a_thread_records() -> None:
-    python("""
-        import threading, torch
-        x = torch.ones(3, device="tiny")
-        started = threading.Event()
-        def work():
-            while True:
-                x.add_(1)
-                started.set()
-        threading.Thread(target=work, daemon=True).start()
-        started.wait()
-    """)
-
 
 @needs_tiny
 def test_an_exception_ends_the_program_as_usual() -> None:

@@ -107,3 +107,13 @@ def test_a_call_that_raises_has_not_been_done() -> None:
         t1.add_(t0)
         t1.add_(t0)
     """)
+
+
+# t1: a storage of 4 bytes, not 8: the write went past its end
+def test_an_empty_out_is_resized_where_it_begins() -> None:
+    check("""
+        t0 = torch.ones((), dtype=torch.int64, device=device)
+        t1 = torch.zeros((3, 4, 0), dtype=torch.complex64, device=device)
+        t2 = t1.imag
+        torch.mul(t0, t0, out=t2)
+    """)

@@ -128,6 +128,13 @@ def variables(device: str) -> dict[str, Any]:
         if not device.startswith("cpu"):
             torch.tiny.synchronize()
 
+    def seed(number: int) -> None:
+        """torch.manual_seed seeds the device too, which would then raise the device's errors."""
+        if device.startswith("cpu"):
+            torch.default_generator.manual_seed(number)
+        else:
+            torch.manual_seed(number)
+
     def limit(calls: int) -> None:
         """Run what was recorded after so many calls, wherever that falls."""
         if not device.startswith("cpu"):
@@ -142,6 +149,7 @@ def variables(device: str) -> dict[str, Any]:
         "device": device,
         "seeded": seeded,
         "indices": indices,
+        "seed": seed,
         "synchronize": synchronize,
         "limit": limit,
         "text": text,

@@ -72,7 +72,7 @@ def create_random(g: Gen) -> str:
             f"torch.nn.functional.dropout(torch.ones({shape}, device=device), 0.4)",
         )
     )
-    return f"torch.manual_seed({seed}); {g.new(expr)}; torch.manual_seed(0)"
+    return f"seed({seed}); {g.new(expr)}; seed(0)"
 
 
 @kind(30)

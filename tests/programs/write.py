@@ -44,7 +44,7 @@ def write_tensor(g: Gen) -> str:
             f"{x}[...] = {y}",
             f"{x}.copy_({y})",
             f"{x}.addcmul_({y}, {y})",
-            f"{x}.copy_({y}.cpu().clone())",
+            f"{x}.copy_({y}.detach().cpu().clone())",
             f"{x}.set_(({x} + {y}).to({x}.dtype))" if not g.autograd else f"{x}.add_({y})",
         )
     )

@@ -1,11 +1,11 @@
 #include "record.h"
 
+#include <ATen/EmptyTensor.h>
 #include <torch/library.h>
 
 #include <chrono>
 
 #include "host_call.h"
-#include "resize.h"
 #include "run.h"
 
 namespace tiny {
@@ -77,6 +77,10 @@ void replace(c10::Stack* stack, size_t count, c10::SmallVectorImpl<c10::IValue>&
 // meta functions could foretell it, but in Python, and not always what the kernel does.
 void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& arguments) {
   auto signature = make_signature(op, torch::jit::last(*stack, op.writes.size()), arguments);
+  {
+    std::lock_guard lock(queue.mutex);
+    ++queue.metrics.metadata_misses;
+  }
   c10::SmallVector<at::Tensor, 8> tensors;  // the stack will be gone
   c10::SmallVector<bool, 8> was_empty;
   for (auto& tensor : arguments.tensors) {
@@ -104,7 +108,6 @@ void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& 
     return;
   }
   std::lock_guard lock(queue.mutex);
-  ++queue.metrics.metadata_misses;
   queue.signatures.insert(std::move(signature));
 }
 
@@ -154,15 +157,21 @@ void record_view(Operator& op, Queue& queue, c10::Stack* stack, const Arguments&
   replace(stack, count, results);
 }
 
-// Gives empty out= tensors their sizes. False if one has memory, which only a run can deal with.
-bool grow(const Signature& signature, const Arguments& arguments) {
+// Gives empty out= tensors their sizes, with the queue locked. False if one has memory, or is to
+// be computed: only a run can deal with that.
+bool grow(const Queue& queue, const Signature& signature, const Arguments& arguments) {
   for (const auto i : signature.grown) {
-    if (arguments.tensors[i]->storage().nbytes() != 0) {
+    const auto& storage = TinyStorage::of(*arguments.tensors[i]);
+    if (storage.nbytes() != 0 || storage.trace == queue.trace.id) {
       return false;
     }
   }
   for (const auto i : signature.grown) {
-    resize_tensor(*arguments.tensors[i], signature.specs[i].sizes, signature.specs[i].strides);
+    const auto& tensor = *arguments.tensors[i];
+    const auto& spec = signature.specs[i];
+    TinyStorage::of(tensor).resize(
+        at::detail::computeStorageNbytes(spec.sizes, spec.strides, c10::elementSize(spec.dtype)));
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides);
   }
   return true;
 }
@@ -204,9 +213,14 @@ bool record_known(
     Arguments& arguments,
     c10::function_ref<void(Queue&, const Signature&)> results) {
   auto& queue = Queue::of(arguments.device);
+  // What ran before may raise; then this call has not been done.
+  if (C10_UNLIKELY(arguments.exported)) {
+    queue.run(kShared);
+  } else if (C10_UNLIKELY(queue.is_full.load(std::memory_order_relaxed))) {
+    queue.run(kLimit);
+  }
   const RecordingTime time(queue);
   const auto place = where();
-  bool full = false;
   {
     std::lock_guard lock(queue.mutex);
     const auto* signature = queue.signatures.find(op, arguments);
@@ -214,7 +228,7 @@ bool record_known(
             signature == nullptr || signature->stale.load(std::memory_order_relaxed))) {
       return false;
     }
-    if (C10_UNLIKELY(!signature->grown.empty()) && !grow(*signature, arguments)) {
+    if (C10_UNLIKELY(!signature->grown.empty()) && !grow(queue, *signature, arguments)) {
       return false;
     }
     auto& trace = queue.trace;
@@ -238,13 +252,13 @@ bool record_known(
     trace.bytes += signature->fresh_bytes;
     ++queue.metrics.calls;
     ++op.calls;
-    full = queue.is_full();
+    queue.is_full.store(
+        trace.calls.size() >= queue.limits.calls || trace.bytes >= queue.limits.bytes,
+        std::memory_order_relaxed);
     time.stop();
   }
   if (C10_UNLIKELY(arguments.exported)) {
     queue.run(kShared);
-  } else if (C10_UNLIKELY(full)) {
-    queue.run(kLimit);
   }
   return true;
 }

@@ -16,10 +16,7 @@ void resize_storage(const c10::Storage& storage, size_t nbytes) {
   TORCH_CHECK(
       tiny.exports.load() == 0,
       "Trying to resize storage that is not resizable: a numpy array or a DLPack tensor shares it");
-  if (tiny.nbytes() == 0) {
-    return tiny.resize(nbytes);  // there is nothing to wait for or to keep
-  }
-  Queue::of(tiny.device().index()).run_then("resize", [&] { tiny.resize(nbytes); });
+  Queue::of(tiny.device().index()).settle(tiny, "resize", [&] { tiny.resize(nbytes); });
 }
 
 void resize_tensor(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) {

@@ -253,6 +253,7 @@ void Queue::run_locked(const char* reason) {
     spare_ = Trace();
     running = std::move(trace);
     trace = std::move(next);
+    is_full = false;
   }
   const auto place = where();
   const auto begin = std::chrono::steady_clock::now();

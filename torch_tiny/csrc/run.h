@@ -3,6 +3,7 @@
 
 #include <c10/util/FunctionRef.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <string>
@@ -25,7 +26,6 @@ struct Metrics {
   uint64_t traces = 0;
   uint64_t plan_hits = 0;
   uint64_t plan_misses = 0;
-  uint64_t metadata_hits = 0;
   uint64_t metadata_misses = 0;
   uint64_t syncs = 0;
   uint64_t relayouts = 0;
@@ -60,10 +60,7 @@ class Queue {
   Metrics metrics;
   Limits limits;
 
-  // To be called with the mutex held; true when the trace has grown enough to be run.
-  bool is_full() const {
-    return trace.calls.size() >= limits.calls || trace.bytes >= limits.bytes;
-  }
+  std::atomic<bool> is_full{false};  // the trace has grown enough to be run before the next call
 
  private:
   void run_locked(const char* reason);
