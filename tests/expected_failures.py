@@ -1,4 +1,4 @@
-"""The known gaps: what the device does not do as the CPU does, and why.
+"""The known gaps: what the device does not do as its oracle does, and why.
 
 Each entry stands for one item of test_opdb.py; one that passes, or matches none, fails the run.
 """
@@ -21,4 +21,30 @@ class Gap:
     torch: str | None = None
 
 
-GAPS: list[Gap] = []
+_STRIDED = "tiny has strided tensors only; the error names the operator"
+_ACCUMULATION = "PyTorch chooses the accumulation type by the name of the device, in Python"
+_CHUNKED = ("linear_cross_entropy.chunked", "linear_cross_entropy.chunked_none")
+
+
+def _sparse(op: str, check: str, *dtypes: str, kind: str | None = None) -> list[Gap]:
+    return [Gap(op, check, dtype, _STRIDED, kind) for dtype in dtypes]
+
+
+GAPS: list[Gap] = [
+    *_sparse("to_sparse", "forward", "float32", "complex64", "int64", "bool", "bfloat16"),
+    *_sparse("to_sparse", "noncontiguous", "float32"),
+    *_sparse("to_sparse", "backward", "float32"),
+    *_sparse("to_sparse", "second_order", "float32"),
+    *_sparse("sparse.sampled_addmm", "forward", "float32", "complex64"),
+    *_sparse("sparse.sampled_addmm", "noncontiguous", "float32"),
+    *_sparse("sparse.sampled_addmm", "backward", "float32"),
+    *_sparse("sparse.sampled_addmm", "second_order", "float32"),
+    # CUDA has no kernel for this one.
+    *_sparse("sparse.mm.reduce", "forward", "float32", "bfloat16", kind="cpu"),
+    *_sparse("sparse.mm.reduce", "noncontiguous", "float32", kind="cpu"),
+    *_sparse("sparse.mm.reduce", "backward", "float32", kind="cpu"),
+    *(
+        Gap(f"nn.functional.{op}", "forward", "bfloat16", _ACCUMULATION, "cpu", ">=2.13")
+        for op in _CHUNKED
+    ),
+]

@@ -1,67 +1,68 @@
-"""Ways to put the same question to the CPU and to the device, and to a fresh interpreter."""
+"""Ways to put the same question to the oracle and to the device, and to a fresh interpreter."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
+import tomllib
 from collections.abc import Callable
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from util import DEVICE, KIND, assert_same
+from util import DEVICE, KIND, ORACLE, assert_same
 
 ROOT = Path(__file__).parent.parent
 
+
+def only_on_cpu_memory(why: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(KIND != "cpu", reason=why)
+
+
 needs_tiny = pytest.mark.skipif(DEVICE != "tiny", reason="another device stands in for tiny")
-needs_cpu_memory = pytest.mark.skipif(KIND != "cpu", reason="needs memory that the host can see")
-same_kernels = pytest.mark.skipif(KIND != "cpu", reason="needs the CPU's own kernels")
-no_device_asserts = pytest.mark.skipif(
-    KIND != "cpu", reason="a bad index on a GPU ends the CUDA context of the process"
-)
+needs_cpu_memory = only_on_cpu_memory("needs memory that the host can see")
+no_device_asserts = only_on_cpu_memory("a bad index on a GPU ends the CUDA context of the process")
 
 
 def agree(program: Callable[[str], Any], device: str, **how: bool) -> None:
-    """The program's result on the device is the one it has on the CPU; `how`: see assert_same.
-
-    Strides too, where the CPU's own kernels run: those of a GPU lay out some results differently.
-    """
-    how.setdefault("strides", KIND == "cpu")
-    expected = program("cpu")
+    """The program's result on the device is the oracle's; `how`: see assert_same."""
+    expected = program(ORACLE)
     assert_same(program(device), expected, **how)
 
 
 def agree_on_error(program: Callable[[str], Any], device: str, message: bool = True) -> str:
-    """The program raises on the device what it raises on the CPU, at once or when it is read.
+    """The program raises on the device what it raises on the oracle, at once or when it is read.
 
-    Returns the device's message, which holds the first line of the CPU's.
+    Returns the device's message, which holds the first line of the oracle's.
     """
     with pytest.raises(Exception) as expected:
-        program("cpu")
+        program(ORACLE)
     with pytest.raises(expected.type) as got:
         program(device)
         synchronize(device)
     if message:
-        first, text = str(expected.value).splitlines()[0], str(got.value)
-        text = re.sub(rf"{device}(\w+)Type", r"torch.\1Tensor", text).replace(
-            f"torch.{device}.", "torch."
-        )
-        assert first.replace("cpu", device) in text.replace("cpu", device)
+        first = str(expected.value).splitlines()[0]
+        assert _without_devices(first) in _without_devices(str(got.value))
     return str(got.value)
 
 
 def synchronize(device: str = DEVICE) -> None:
-    if device != "cpu":
+    if device != ORACLE:
         torch.tiny.synchronize()
 
 
 def python(code: str, *, status: int = 0, timeout: float = 120, **env: str) -> str:
     """Run a program in a fresh interpreter; its output, once it ended with `status`."""
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), _entry_point(), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
@@ -78,3 +79,27 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> t
     """The same random CPU tensor for the same seed."""
     gen = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=gen, dtype=torch.float64).to(dtype)
+
+
+def _without_devices(text: str) -> str:
+    """A message as it would be without the name of a device, or of its tensors' types."""
+    text = re.sub(r"\b(?:tiny|CUDA|CPU)(\w+)Type\b", r"torch.\1Tensor", text)
+    text = re.sub(r"\btorch\.(?:tiny|cuda)\.", "torch.", text)
+    return re.sub(r"\b(?:tiny|cuda|cpu)(?::0)?\b", "DEVICE", text, flags=re.IGNORECASE)
+
+
+@cache
+def _entry_point() -> str:
+    """A folder that announces the device to torch as an installation does; "" if there is one."""
+    group = "torch.backends"
+    if entry_points(group=group, name="torch_tiny"):
+        return ""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (line,) = (f"{name} = {target}" for name, target in project["entry-points"][group].items())
+    folder = tempfile.mkdtemp(prefix="torch_tiny_")
+    atexit.register(shutil.rmtree, folder)
+    info = Path(folder) / "torch_tiny-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_tiny\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{line}\n")
+    return folder

@@ -1,4 +1,4 @@
-"""Operators from torch.library that only have a CPU kernel run on the device too."""
+"""Operators from torch.library that only have a kernel for the memory run on the device too."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from harness import agree, needs_cpu_memory, needs_tiny, numbers, synchronize
+from harness import agree, needs_tiny, numbers, synchronize
 from torch import Tensor
+from util import KIND
 
-pytestmark = needs_cpu_memory
+KEY = KIND.upper()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _operators() -> Iterator[None]:
     library = torch.library.Library("tinytest", "DEF")
     library.define("both(Tensor x) -> (Tensor, Tensor)")
-    library.impl("both", lambda x: (x + 1, x.sum()), "CPU")
+    library.impl("both", lambda x: (x + 1, x.sum()), KEY)
     library.define("sums(Tensor[] xs) -> Tensor[]")
-    library.impl("sums", lambda xs: [x.sum() for x in xs], "CPU")
+    library.impl("sums", lambda xs: [x.sum() for x in xs], KEY)
     library.define("into(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
-    library.impl("into", lambda x, *, out: out.copy_(x * 2), "CPU")
+    library.impl("into", lambda x, *, out: out.copy_(x * 2), KEY)
     library.define("composite(Tensor x) -> Tensor")
     library.impl("composite", lambda x: x.sin() + x.cos(), "CompositeImplicitAutograd")
     library.define("explicit(Tensor x) -> Tensor")
     library.impl("explicit", lambda x: x.exp(), "CompositeExplicitAutograd")
     library.define("size(Tensor x) -> int")
-    library.impl("size", lambda x: int(x.sum()), "CPU")
+    library.impl("size", lambda x: int(x.sum()), KEY)
     library.define("with_options(Tensor x, float a=2, str mode='mul', int[]? dims=None) -> Tensor")
-    library.impl("with_options", options, "CPU")
+    library.impl("with_options", options, KEY)
     yield
     library._destroy()
 
@@ -40,12 +41,12 @@ def options(
     return y.sum(dims) if dims else y
 
 
-@torch.library.custom_op("tinytest::triple", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("tinytest::triple", mutates_args=(), device_types=KIND)
 def triple(x: Tensor) -> Tensor:
-    return torch.from_numpy(x.numpy() * 3)
+    return torch.from_numpy(x.cpu().numpy() * 3).to(x.device)
 
 
-@torch.library.custom_op("tinytest::faked", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("tinytest::faked", mutates_args=(), device_types=KIND)
 def faked(x: Tensor, y: Tensor) -> Tensor:
     return x @ y
 
@@ -55,17 +56,19 @@ def _(x: Tensor, y: Tensor) -> Tensor:
     return x.new_empty(x.size(0), y.size(1))
 
 
-@torch.library.custom_op("tinytest::halve_", mutates_args=("x",), device_types="cpu")
+@torch.library.custom_op("tinytest::halve_", mutates_args=("x",), device_types=KIND)
 def halve_(x: Tensor, times: int) -> None:
-    x.numpy()[...] /= 2**times
+    host = x.cpu()  # on cpu memory x itself
+    host.numpy()[...] /= 2**times
+    x.copy_(host)
 
 
-@torch.library.custom_op("tinytest::positive", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("tinytest::positive", mutates_args=(), device_types=KIND)
 def positive(x: Tensor) -> Tensor:
     return x[x > 0].clone()
 
 
-@torch.library.custom_op("tinytest::cube", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("tinytest::cube", mutates_args=(), device_types=KIND)
 def cube(x: Tensor) -> Tensor:
     return x**3
 
@@ -77,7 +80,7 @@ def _save(ctx: object, inputs: tuple[Tensor], output: Tensor) -> None:  # noqa: 
 cube.register_autograd(lambda ctx, g: g * 3 * ctx.saved_tensors[0] ** 2, setup_context=_save)
 
 
-@torch.library.custom_op("tinytest::fails", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("tinytest::fails", mutates_args=(), device_types=KIND)
 def fails(x: Tensor) -> Tensor:  # noqa: ARG001 (custom_op reads the signature)
     raise ValueError("the kernel does not like this")
 

@@ -10,7 +10,7 @@ import torch
 from harness import agree, agree_on_error, numbers
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
-from util import assert_same
+from util import KIND, assert_same
 
 SHAPES = [(3, 3), (2, 4), (4, 2), (2, 3, 4), (3, 2, 2, 3), (0, 3)]
 CASES = [
@@ -82,7 +82,7 @@ def test_gradients_of_first_and_second_order(name: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_gradients_equal_the_cpu(name: str, device: str) -> None:
+def test_gradients_equal_the_oracle(name: str, device: str) -> None:
     function, shape = FAMILY[name]
 
     def program(where: str) -> list[Tensor]:
@@ -119,7 +119,8 @@ def test_other_dtypes(dtype: torch.dtype, device: str) -> None:
         x = (numbers(3, 3) * 4).to(dtype).to(where)
         x.diagonal().logical_not_()
         results = [x, torch.diag(x), torch.diag_embed(x[0]), torch.diagflat(x)]
-        return results if dtype == torch.bool else [*results, torch.trace(x)]
+        no_trace = (torch.bool,) if KIND == "cpu" else (torch.bool, torch.bfloat16)
+        return results if dtype in no_trace else [*results, torch.trace(x)]
 
     agree(program, device)
 

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from harness import agree, agree_on_error, needs_cpu_memory, numbers
+from harness import agree, agree_on_error, numbers
 from torch import Tensor
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -253,7 +253,6 @@ def test_float8_converts(dtype: torch.dtype, device: str) -> None:
     )
 
 
-@needs_cpu_memory
 @pytest.mark.parametrize("dtype", WIDE_UNSIGNED)
 def test_wide_unsigned(dtype: torch.dtype, device: str) -> None:
     agree(
@@ -277,7 +276,6 @@ def test_result_type_and_defaults(device: str) -> None:
     assert torch.tensor([1.0, 2], device=device).dtype == torch.float32
 
 
-@needs_cpu_memory
 @pytest.mark.parametrize(
     "program",
     [

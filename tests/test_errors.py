@@ -1,4 +1,4 @@
-"""Bad input fails as on the CPU, and the device stays usable with every tensor intact."""
+"""Bad input fails as on the oracle, and the device stays usable with every tensor intact."""
 
 from __future__ import annotations
 
@@ -107,20 +107,26 @@ DATA: dict[str, Program] = {
 }
 
 
+# What a GPU finds out on the host, so that its context survives.
+FOUND_BY_THE_HOST = ("inverse", "cholesky", "solve", "unsupported", "bincount")
+BAD_DATA = [
+    pytest.param(name, marks=() if name in FOUND_BY_THE_HOST else no_device_asserts)
+    for name in DATA
+]
+
+
 @pytest.mark.parametrize("name", SHAPES_AND_DTYPES)
 def test_shapes_and_dtypes(name: str, device: str) -> None:
     agree_on_error(SHAPES_AND_DTYPES[name], device)
 
 
-@no_device_asserts
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("name", BAD_DATA)
 def test_values(name: str, device: str) -> None:
     # one_hot checks its input on the CPU alone; elsewhere it is scatter that refuses.
     agree_on_error(DATA[name], device, message=name != "one_hot")
 
 
-@no_device_asserts
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("name", BAD_DATA)
 def test_the_device_stays_usable(name: str, device: str) -> None:
     """Work recorded before and after the failing call is done, whenever the error comes."""
     before = numbers(4).to(device)
@@ -146,7 +152,7 @@ def test_an_error_is_raised_once(device: str) -> None:
 
 
 @no_device_asserts
-def test_what_fails_leaves_what_the_cpu_leaves(device: str) -> None:
+def test_what_fails_leaves_what_the_oracle_leaves(device: str) -> None:
     def program(where: str) -> Tensor:
         x = torch.zeros(3, device=where)
         with pytest.raises(IndexError):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import needs_cpu_memory, needs_tiny, numbers, python, synchronize
+from harness import agree_on_error, needs_cpu_memory, needs_tiny, numbers, python, synchronize
 from util import assert_same
 
 DTYPES = [
@@ -83,14 +83,10 @@ def test_from_numpy_to_the_device(device: str) -> None:
     assert torch.tensor(np.float32(2), device=device).item() == 2
 
 
-def test_numpy_refuses_as_on_the_cpu(device: str) -> None:
-    with pytest.raises(RuntimeError, match="detach"):
-        torch.ones(2, device=device, requires_grad=True).numpy()
-    if device == "cpu" or torch.tiny.device_name() == "cpu":
-        with pytest.raises(RuntimeError, match="conj"):
-            torch.ones(2, device=device, dtype=torch.complex64).conj().numpy()
-        with pytest.raises(TypeError, match="BFloat16"):
-            torch.ones(2, device=device, dtype=torch.bfloat16).numpy()
+def test_what_numpy_refuses(device: str) -> None:
+    agree_on_error(lambda d: torch.ones(2, device=d, requires_grad=True).numpy(), device)
+    agree_on_error(lambda d: torch.ones(2, device=d, dtype=torch.complex64).conj().numpy(), device)
+    agree_on_error(lambda d: torch.ones(2, device=d, dtype=torch.bfloat16).numpy(), device)
     assert torch.ones(2, device=device, requires_grad=True).numpy(force=True).tolist() == [1, 1]
 
 

@@ -1,4 +1,4 @@
-"""Networks train as on the CPU: the losses of a few steps, and every parameter after them."""
+"""Networks train as on the oracle: the losses of a few steps, and every parameter after them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from harness import agree, numbers
 from torch import Tensor, nn
 from torch.nn import functional as F
+from util import KIND
 
 Net = tuple[nn.Module, tuple[int, ...]]
 
@@ -146,13 +147,8 @@ def test_training(name: str, device: str) -> None:
             final = net(numbers(*shape).to(where))
         return [losses, final, dict(net.state_dict())]
 
-    if "dropout" in name or name == "transformer":
-        torch.manual_seed(1)
-        expected = torch.rand(1).item()
-        torch.manual_seed(1)
-        if torch.rand(1, device=device).item() != expected:
-            pytest.skip("needs the CPU's own random numbers")
-    agree(program, device)
+    # On CUDA the weights of a recurrent layer are moved into one storage for cuDNN.
+    agree(program, device, offset=KIND == "cpu" or name not in ("lstm", "gru", "rnn"))
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -1,4 +1,4 @@
-"""PyTorch's operator database on the device, with the CPU as the oracle."""
+"""PyTorch's operator database on the device, with plain PyTorch as the oracle."""
 
 import faulthandler
 import sys
@@ -26,10 +26,10 @@ def ends() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def settings() -> Iterator[None]:
-    """Every warning every time, and on a GPU float32 that is float32."""
+    """Every warning every time, and on a GPU the same float32 every time."""
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         yield
     torch.set_warn_always(always)
 

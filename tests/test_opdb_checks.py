@@ -10,15 +10,16 @@ from opdb.compare import NotApplicable, Outcome, whole
 from opdb.samples import Call
 from torch import Tensor
 from torch.testing._internal.opinfo.core import ErrorInput, OpInfo, SampleInput
+from util import ORACLE
 
-DEVICE = "cpu:0"  # another name for the CPU: "the device", which goes wrong
+DEVICE = f"{ORACLE}:0"  # another name for the oracle: "the device", which goes wrong
 
 Function = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
 def on_device(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether the device is being asked, not the CPU."""
+    """Whether the device is being asked, not the oracle."""
     asked = [False]
 
     def outcome(call: Call, *args: Any, **kwargs: Any) -> Outcome:
@@ -114,7 +115,7 @@ class OnceDifferentiable(torch.autograd.Function):
         return weight * 2 * ctx.saved_tensors[0].detach()
 
 
-# The check, what the CPU does, what the device does, and what the check says.
+# The check, what the oracle does, what the device does, and what the check says.
 CASES: list[tuple[str, Function, Function, str]] = [
     ("forward", torch.neg, torch.abs, "not close"),
     ("forward", torch.neg, lambda x: -x.double(), "dtype"),
@@ -160,14 +161,14 @@ def test_notices(
         run(operator(check, right, wrong, on_device), torch.float32, DEVICE)
 
 
-def test_what_the_cpu_refuses_is_not_applicable(on_device: list[bool]) -> None:
+def test_what_the_oracle_refuses_is_not_applicable(on_device: list[bool]) -> None:
     refuses = fails("no such kernel")
     with pytest.raises(NotApplicable):
         checks.forward(operator("forward", refuses, refuses, on_device), torch.float32, DEVICE)
 
 
 def operator(check: str, right: Function, wrong: Function, on_device: list[bool]) -> OpInfo:
-    """An entry of the database that does `right` on the CPU and `wrong` on the device."""
+    """An entry of the database that does `right` on the oracle and `wrong` on the device."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         return (wrong if on_device[0] else right)(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Every optimizer of torch.optim, single tensor, foreach and fused: five steps as on the CPU."""
+"""Every optimizer of torch.optim, single tensor, foreach and fused: five steps as on the oracle."""
 
 from __future__ import annotations
 

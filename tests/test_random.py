@@ -1,4 +1,4 @@
-"""Random numbers: the CPU's for the same seed on cpu memory, and a state that nothing disturbs."""
+"""Random numbers: the oracle's for the same seed, and a state that nothing disturbs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from harness import agree, needs_tiny, numbers, same_kernels, synchronize
+from harness import agree, needs_tiny, numbers, synchronize
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -67,9 +67,8 @@ DRAWS: dict[str, Callable[[str], Tensor]] = {
 }
 
 
-@same_kernels
 @pytest.mark.parametrize("name", DRAWS)
-def test_the_numbers_are_the_cpus(name: str, device: str) -> None:
+def test_the_numbers_are_the_oracles(name: str, device: str) -> None:
     def program(where: str) -> list[Tensor]:
         torch.manual_seed(11)
         return [DRAWS[name](where), DRAWS[name](where), torch.rand(2, device=where)]
@@ -158,8 +157,7 @@ def test_own_generator_leaves_the_default_alone(device: str) -> None:
     assert torch.rand(3, device=device).equal(expected)
 
 
-@same_kernels
-def test_own_generator_gives_the_cpus_numbers(device: str) -> None:
+def test_own_generator_gives_the_oracles_numbers(device: str) -> None:
     def program(where: str) -> list[Tensor]:
         gen = torch.Generator(device=where).manual_seed(7)
         return [

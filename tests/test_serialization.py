@@ -12,7 +12,7 @@ import pytest
 import torch
 from harness import needs_tiny, numbers, python
 from torch import Tensor
-from util import assert_same
+from util import ORACLE, assert_same
 
 
 def saved(value: Any, **options: Any) -> io.BytesIO:
@@ -150,9 +150,9 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, where: str) 
     return loss.item()
 
 
-@pytest.mark.parametrize("source", ["cpu", "device"])
+@pytest.mark.parametrize("source", ["oracle", "device"])
 def test_training_goes_on_from_a_checkpoint(source: str, device: str) -> None:
-    start, end = (device, "cpu") if source == "device" else ("cpu", device)
+    start, end = (device, ORACLE) if source == "device" else (ORACLE, device)
     model, optimizer = make(start)
     train(model, optimizer, start)
     file = saved({"model": model.state_dict(), "optimizer": optimizer.state_dict()})

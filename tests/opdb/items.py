@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
-from util import KIND
+from util import ORACLE
 
 from opdb import checks
 
@@ -40,7 +40,7 @@ class Item:
         return f"{self.op.full_name}-{str(self.dtype).removeprefix('torch.')}"
 
     def run(self, device: str) -> None:
-        """Raises where the device differs from the CPU, NotApplicable where nothing compares."""
+        """Raises where the device differs from its oracle, NotApplicable where nothing compares."""
         getattr(checks, self.check)(self.op, self.dtype, device)
 
 
@@ -64,8 +64,6 @@ def all_items() -> Iterator[Item]:
 
 def _dtypes(op: OpInfo) -> list[torch.dtype]:
     """The dtypes to check `op` in: any, where it has none of the usual ones."""
-    supported = op.supported_dtypes("cpu")
-    if KIND == "cuda":
-        supported &= op.supported_dtypes("cuda")
+    supported = op.supported_dtypes(ORACLE)
     usual = [dtype for dtype in DTYPES if dtype in supported]
     return usual or sorted(supported, key=str)[:1]

@@ -1,7 +1,8 @@
-"""Sample calls of an operator, and the same call twice: on the CPU and on the device."""
+"""Sample calls of an operator, and the same call twice: on the oracle and on the device."""
 
 import os
 import random
+import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
-from util import DEVICE
+from util import DEVICE, ORACLE
 
 SEED = 0
 SAMPLES = int(os.environ.get("TORCH_TINY_OPDB_SAMPLES", "24"))  # per item; 0 for all of them
@@ -19,6 +20,9 @@ _BYTES = 1 << 20  # and a few are large
 
 # Operators that take all tensors but the first on the CPU, whatever the device.
 _CPU_ARGUMENTS = {"tensor_split"}
+
+# What stands for "the device" in samples; where there is a GPU, some name both.
+_HOSTS = re.compile(r"(cpu|cuda)(:\d+)?")
 
 
 def samples(
@@ -43,10 +47,10 @@ def with_gaps(sample: SampleInput) -> SampleInput:
 
 
 def seed() -> None:
-    """Start the random numbers over: the CPU's and the device's, NumPy's and Python's."""
+    """Start the random numbers over: the CPU's and the devices', NumPy's and Python's."""
     torch.default_generator.manual_seed(SEED)  # not torch.manual_seed: see above
-    if DEVICE != "cpu":
-        torch.get_device_module(DEVICE).manual_seed_all(SEED)
+    for device in {DEVICE, ORACLE} - {"cpu"}:
+        torch.get_device_module(device).manual_seed_all(SEED)
     np.random.seed(SEED)
     random.seed(SEED)
 
@@ -88,14 +92,14 @@ class Mover:
         return tree_map(self._leaf, tree)
 
     def _leaf(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+        if isinstance(value, torch.Tensor) and value.device.type in ("cpu", "cuda"):
             self.concerns_device = True
             if id(value) not in self._tensors:
                 with torch.no_grad():
                     self._tensors[id(value)] = self._tensor(value)
                 self.moved.append(self._tensors[id(value)])
             return self._tensors[id(value)]
-        if isinstance(value, str | torch.device) and str(value) == "cpu":
+        if isinstance(value, str | torch.device) and _HOSTS.fullmatch(str(value)):
             self.concerns_device = True
             return type(value)(self.device)
         return value
@@ -115,7 +119,7 @@ class Mover:
 
     def _storage(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         if storage._cdata not in self._storages:
-            contents = torch.empty(0, dtype=torch.uint8).set_(storage)
+            contents = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
             copy = torch.empty_like(contents, device=self.device).copy_(contents)
             self._storages[storage._cdata] = copy.untyped_storage()
         return self._storages[storage._cdata]

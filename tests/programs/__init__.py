@@ -1,12 +1,18 @@
-"""Random programs, run in lock step on the CPU and on the device; all live tensors must agree.
+"""Random programs, run in lock step on the oracle and on the device; all live tensors must agree.
 
     python -m tests.programs --count 10000 --seed 0
 
 prints each difference as a regression test ready to paste into tests/test_regressions.py.
 """
 
-from .lockstep import DifferenceError, NotAProgramError, check, run, seeded
-from .search import as_test, differs, generate, reduce
+import sys
+from pathlib import Path
+
+# For `util`, where pytest has not done so.
+sys.path.append(str(Path(__file__).parent.parent))
+
+from .lockstep import DifferenceError, NotAProgramError, check, run, seeded  # noqa: E402
+from .search import as_test, differs, generate, reduce  # noqa: E402
 
 __all__ = [
     "DifferenceError",

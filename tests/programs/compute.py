@@ -72,8 +72,7 @@ def binary(g: Gen) -> str:
         ways.append(f"{x} - {y}")
     if not (t.is_complex() or s.is_complex()):
         ways += [f"torch.maximum({x}, {y})", f"{x} < {y}", f"{x} >= {y}", f"torch.atan2({x}, {y})"]
-        if not g.portable:
-            ways += [f"{x} // {y}", f"{x} % {y}"]
+        ways += [f"{x} // {y}", f"{x} % {y}"]
     return g.new(g.rng.choice(ways))
 
 

@@ -1,7 +1,7 @@
 """The generator: what a statement may use, and the kinds of statements it chooses from.
 
 A statement is a line of Python over `torch`, `device`, `seeded` and the live tensors. The
-generator looks at the CPU's tensors to choose arguments that mostly work, and sometimes not.
+generator looks at the oracle's tensors to choose arguments that mostly work, and sometimes not.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from util import overlaps_itself
 
 Tensor = torch.Tensor
 DTYPES = ("float32", "float64", "int64", "bool", "complex64", "bfloat16")
@@ -22,16 +23,14 @@ class NothingSuitsError(Exception):
 
 
 class Gen:
-    """Writes one statement after another; `env` holds the CPU's tensors by name.
+    """Writes one statement after another; `env` holds the oracle's tensors by name.
 
-    `portable` leaves out what only equal kernels make equal: random numbers of the device,
-    the bits of floats, errors that on CUDA would end the context.
+    `gpu` leaves out what a GPU cannot do: show its memory to NumPy, survive a bad index, add up
+    floats in a fixed order where several go to one place.
     """
 
-    def __init__(
-        self, rng: random.Random, env: dict[str, Any], autograd: bool, portable: bool
-    ) -> None:
-        self.rng, self.env, self.autograd, self.portable = rng, env, autograd, portable
+    def __init__(self, rng: random.Random, env: dict[str, Any], autograd: bool, gpu: bool) -> None:
+        self.rng, self.env, self.autograd, self.gpu = rng, env, autograd, gpu
         self.count = 0
 
     def statement(self) -> str:
@@ -123,23 +122,6 @@ def kind(weight: int) -> Callable[[Maker], Maker]:
 
 
 # What the generator has to know about tensors
-
-
-def places(t: Tensor) -> Tensor:
-    """Where each element lies in the storage, in units of the element size."""
-    if t.numel() == 0:
-        return torch.empty(0, dtype=torch.int64)
-    at = torch.tensor(t.storage_offset())
-    for size, stride in zip(t.shape, t.stride(), strict=True):
-        at = at[..., None] + torch.arange(size) * stride
-    return at.flatten()
-
-
-def overlaps_itself(t: Tensor) -> bool:
-    if t.is_contiguous():
-        return False
-    at = places(t)
-    return len(set(at.tolist())) < at.numel()
 
 
 def shares_storage(a: Tensor, b: Tensor) -> bool:

@@ -1,21 +1,17 @@
-"""One program on two devices: after every statement the CPU and the device must agree."""
+"""One program on two devices: after every statement the oracle and the device must agree."""
 
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
-
-DEVICE = os.environ.get("TORCH_TINY_TEST_DEVICE", "tiny")
-# On a GPU other kernels run: they lay out some results differently, and draw other numbers.
-SAME_KERNELS = os.environ.get("TORCH_TINY_DEVICES", "cpu").startswith("cpu")
+from util import DEVICE, ORACLE
 
 
 class DifferenceError(AssertionError):
-    """The device did not do what the CPU did."""
+    """The device did not do what the oracle did."""
 
 
 class NotAProgramError(Exception):
@@ -40,23 +36,23 @@ def run(lines: list[str], device: str = DEVICE, times: int = 2) -> None:
 
 
 class LockStep:
-    """Two sets of variables, one with `device` the CPU; every statement runs in both."""
+    """Two sets of variables, one with `device` the oracle; every statement runs in both."""
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.cpu, self.dev = variables("cpu"), variables(device)
-        self.pending: list[BaseException] = []  # raised by the CPU, not yet by the device
+        self.oracle, self.dev = variables(ORACLE), variables(device)
+        self.pending: list[BaseException] = []  # raised by the oracle, not yet by the device
         self.errors_were_late = False
         self.saw_gradients = False
-        self.versions: dict[str, int] = {}  # where the CPU's version counter is ahead
+        self.versions: dict[str, int] = {}  # where the oracle's version counter is ahead
 
     def do(self, line: str) -> None:
         if self.pending and ";" in line:  # of several steps, the first must not run twice
             self.do("synchronize()")
         code = compile(line, "<program>", "exec")
         self.saw_gradients |= "grad(" in line or "backward" in line
-        self.cpu["r"] = self.dev["r"] = None
-        expected, got = attempt(code, self.cpu), attempt(code, self.dev)
+        self.oracle["r"] = self.dev["r"] = None
+        expected, got = attempt(code, self.oracle), attempt(code, self.dev)
         if isinstance(expected, NameError):
             raise NotAProgramError(line)
         if got and self._is_late(got):
@@ -66,15 +62,16 @@ class LockStep:
             self.pending.append(expected)
             self.errors_were_late = True
         elif type(expected) is not type(got):
-            raise DifferenceError(f"{line}\nCPU: {describe(expected)}\ndevice: {describe(got)}")
+            wanted = describe(expected)
+            raise DifferenceError(f"{line}\noracle: {wanted}\ndevice: {describe(got)}")
         self._forget_what_has_no_value(line)
         self._compare(line, metadata)
         if line.startswith(("r = ", "synchronize()")) and not expected:
-            same_value("r", self.cpu["r"], self.dev["r"])
+            same_value("r", self.oracle["r"], self.dev["r"])
             self.finish()
 
     def finish(self) -> None:
-        """By now an error has been raised, and every tensor is as on the CPU."""
+        """By now an error has been raised, and every tensor is as on the oracle."""
         if self.pending:
             error = attempt(compile("synchronize()", "<program>", "exec"), self.dev)
             if not (error and self._is_late(error)):
@@ -89,21 +86,21 @@ class LockStep:
         attempt(compile("limit(4096); synchronize()", "<close>", "exec"), variables(self.device))
 
     def _is_late(self, error: BaseException) -> bool:
-        """Whether this is one of the CPU's errors that were still to come."""
+        """Whether this is one of the oracle's errors that were still to come."""
         return any(
             type(one) is type(error) and first_line(one) in str(error) for one in self.pending
         )
 
     def _forget_what_has_no_value(self, line: str) -> None:
-        for name in self.dev.keys() - self.cpu.keys():
+        for name in self.dev.keys() - self.oracle.keys():
             del self.dev[name]
-        for name in [n for n, v in self.cpu.items() if v is None and n != "r"]:
+        for name in [n for n, v in self.oracle.items() if v is None and n != "r"]:
             if self.dev[name] is not None:
-                raise DifferenceError(f"{line}\n{name} is None on the CPU only")
-            del self.cpu[name], self.dev[name]
+                raise DifferenceError(f"{line}\n{name} is None on the oracle only")
+            del self.oracle[name], self.dev[name]
 
     def _compare(self, line: str, compare: Callable[..., None]) -> None:
-        for name, value in list(self.cpu.items()):
+        for name, value in list(self.oracle.items()):
             if name.startswith("t") and isinstance(value, torch.Tensor):
                 try:
                     compare(name, value, self.dev[name], self.saw_gradients)
@@ -120,24 +117,28 @@ class LockStep:
         if self.saw_gradients:
             self.versions.setdefault(name, c._version - d._version)
         if c._version - d._version != self.versions.get(name, 0):
-            raise AssertionError(f"{name}: version {c._version} on the CPU, not {d._version}")
+            raise AssertionError(f"{name}: version {c._version} on the oracle, not {d._version}")
 
 
 def variables(device: str) -> dict[str, Any]:
+    is_tiny = device.startswith("tiny")
+
     def synchronize() -> None:
-        if not device.startswith("cpu"):
+        if is_tiny:
             torch.tiny.synchronize()
 
     def seed(number: int) -> None:
         """torch.manual_seed seeds the device too, which would then raise the device's errors."""
-        if device.startswith("cpu"):
-            torch.default_generator.manual_seed(number)
-        else:
+        if is_tiny:
             torch.manual_seed(number)
+        elif device.startswith("cuda"):
+            torch.cuda.manual_seed(number)
+        else:
+            torch.default_generator.manual_seed(number)
 
     def limit(calls: int) -> None:
         """Run what was recorded after so many calls, wherever that falls."""
-        if not device.startswith("cpu"):
+        if is_tiny:
             torch_tiny = importlib.import_module("torch_tiny")
             torch_tiny._C.set_limits(calls, 4 << 30)
 
@@ -193,17 +194,17 @@ def metadata(name: str, c: torch.Tensor, d: torch.Tensor, gradients: bool) -> No
     wanted, found = facts(c, gradients), facts(d, gradients)
     if wanted != found:
         wrong = {k: (v, found[k]) for k, v in wanted.items() if found[k] != v}
-        raise AssertionError(f"{name}: (CPU, device) {wrong}")
+        raise AssertionError(f"{name}: (oracle, device) {wrong}")
 
 
 def facts(t: torch.Tensor, gradients: bool) -> dict[str, Any]:
     """Whether a gradient is kept or copied depends on autograd's threads, and with that the strides
     of its dimensions of one element."""
     stride = [s for s, n in zip(t.stride(), t.shape, strict=True) if n != 1 or not gradients]
-    layout = {"stride": stride, "contiguous": t.is_contiguous()} if SAME_KERNELS else {}
     return {
         "shape": t.shape,
-        **layout,
+        "stride": stride,
+        "contiguous": t.is_contiguous(),
         "offset": t.storage_offset(),
         "dtype": t.dtype,
         "is_view": t._is_view(),
@@ -226,10 +227,10 @@ def values(name: str, c: torch.Tensor, d: torch.Tensor, _: bool) -> None:
     wanted, found = c.untyped_storage().nbytes(), d.untyped_storage().nbytes()
     if wanted != found:
         raise AssertionError(f"{name}: a storage of {found} bytes, not {wanted}")
-    c, d = c.data, d.data.cpu()
+    c, d = c.data.cpu(), d.data.cpu()
     if not torch.equal(c, d):
         torch.testing.assert_close(
-            d, c, equal_nan=True, msg=lambda m: f"{name}: {m}\nCPU {c}\ndevice {d}"
+            d, c, equal_nan=True, msg=lambda m: f"{name}: {m}\noracle {c}\ndevice {d}"
         )
 
 
@@ -239,6 +240,7 @@ def same_value(name: str, c: Any, d: Any) -> None:
             if c != d:
                 raise AssertionError(f"{c!r} != {d!r}")
         else:
-            torch.testing.assert_close(torch.as_tensor(d).cpu(), torch.as_tensor(c), equal_nan=True)
+            wanted, found = torch.as_tensor(c).cpu(), torch.as_tensor(d).cpu()
+            torch.testing.assert_close(found, wanted, equal_nan=True)
     except AssertionError as error:
-        raise DifferenceError(f"{name}: {error}\nCPU {c}\ndevice {d}") from None
+        raise DifferenceError(f"{name}: {error}\noracle {c}\ndevice {d}") from None

@@ -58,8 +58,6 @@ def create_then_change_the_source(g: Gen) -> str:
 
 @kind(3)
 def create_random(g: Gen) -> str:
-    if g.portable:
-        raise NothingSuitsError
     seed, shape = g.rng.randint(0, 99), g.shape()
     expr = g.rng.choice(
         (
@@ -177,7 +175,7 @@ def _dtype_view(g: Gen, x: str, t: Tensor) -> str:
         return f"{x}.view(torch.float32)"
     if t.dtype == torch.float32 and g.chance(0.5):
         return f"{x}.view(torch.complex64)"
-    if g.portable or g.autograd or t.dtype == torch.bool:
+    if g.autograd or t.dtype == torch.bool:
         raise NothingSuitsError
     same = {8: ("int64", "float64"), 4: ("int32", "float32"), 2: ("int16", "bfloat16")}
     return f"{x}.view(torch.{g.rng.choice((*same.get(t.element_size(), ()), 'uint8'))})"

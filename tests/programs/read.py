@@ -19,7 +19,7 @@ def read(g: Gen) -> str:
         f"r = {x}.detach().resolve_conj().cpu().numpy()",
         f"r = text({x})",
     ]
-    if not g.portable:
+    if not g.gpu:
         ways += [f"r = {x}.detach().resolve_conj().resolve_neg().numpy().copy()"]
     if t.numel() == 1:
         ways += [f"r = {x}.item()", f"r = {x}.detach().item()", f"r = bool({x})"]
@@ -44,12 +44,12 @@ def fail(g: Gen) -> str:
         f"{x} @ torch.ones(13, 13, device=device)",
         f"torch.cat([{x}[None], torch.ones(3, 3, 3, 3, 3, device=device)])",
         f"{x}.flatten().expand(2, 3).item()",
+        "torch.linalg.inv(torch.zeros(2, 2, device=device))",
+        "torch.linalg.cholesky(-torch.eye(3, device=device))",
+        "torch.ones(2, dtype=torch.int64, device=device) // 0 + torch.ones(2, device=device)",
     ]
-    if not g.portable:
+    if not g.gpu:
         ways += [
-            "torch.linalg.inv(torch.zeros(2, 2, device=device))",
-            "torch.linalg.cholesky(-torch.eye(3, device=device))",
-            "torch.ones(2, dtype=torch.int64, device=device) // 0 + torch.ones(2, device=device)",
             f"{x}.flatten()[torch.tensor([999], device=device)]",
             f"{x}.flatten().gather(0, torch.tensor([-999], device=device))",
             f"{x}.flatten().index_select(0, torch.tensor([999], device=device))",

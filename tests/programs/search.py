@@ -6,9 +6,11 @@ import random
 import textwrap
 from collections.abc import Callable
 
+from util import DEVICE, ORACLE
+
 from . import compute, read, write  # noqa: F401  (each adds its kinds of statements)
 from .gen import Gen
-from .lockstep import DEVICE, SAME_KERNELS, DifferenceError, LockStep, NotAProgramError, run
+from .lockstep import DifferenceError, LockStep, NotAProgramError, run
 from .make import create
 
 STATEMENTS = 32
@@ -22,7 +24,7 @@ def generate(
     Each statement is told to `say` before it runs, lest it should take the process with it.
     """
     step = LockStep(device)
-    gen = Gen(rng, step.cpu, autograd=rng.random() < 0.4, portable=not SAME_KERNELS)
+    gen = Gen(rng, step.oracle, autograd=rng.random() < 0.4, gpu=ORACLE == "cuda")
     lines = [f"limit({rng.choice((4096, 4096, 1, 2, 5, 11))})"]
     try:
         step.do(lines[0])
@@ -54,7 +56,7 @@ def reduce(lines: list[str], fails: Callable[[list[str]], bool]) -> list[str]:
 
 
 def differs(lines: list[str]) -> bool:
-    """Whether this is a program, and the device differs from the CPU in it."""
+    """Whether this is a program, and the device differs from the oracle in it."""
     try:
         run(lines)
     except DifferenceError:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from .gen import Gen, NothingSuitsError, kind, overlaps_itself, shares_storage
+from util import overlaps_itself
+
+from .gen import Gen, NothingSuitsError, kind, shares_storage
 
 
 @kind(12)
@@ -92,7 +94,9 @@ def write_by_index(g: Gen) -> str:
             f"{x}.index_put_((torch.tensor({rows + rows}{place}),), "
             f"{x}[0].clone(), accumulate=True)",
             f"{x}.scatter_({d}, {at}, {number})",
-            f"{x}.scatter_add_({d}, {at}, {x}.clone())",
+            f"{x}.scatter_({d}, {at}, {number})"
+            if g.gpu and t.dtype != torch.int64
+            else f"{x}.scatter_add_({d}, {at}, {x}.clone())",
             f"{x}.index_fill_({d}, {one}, {number})",
             f"{x}.index_add_({d}, {one}, {x}.index_select({d}, {one}))",
             f"{x}.index_copy_({d}, {one}, {x}.index_select({d}, {one}) * 2)",
@@ -186,6 +190,6 @@ def foreach(g: Gen) -> str:
 def write_from_the_host(g: Gen) -> str:
     """Through NumPy's view of the same memory, which both sides see."""
     x, t = g.target()
-    if g.portable or t.dtype == torch.bfloat16 or t.is_conj() or t.is_neg():
+    if g.gpu or t.dtype == torch.bfloat16 or t.is_conj() or t.is_neg():
         raise NothingSuitsError
     return f"n = {x}.detach().numpy(); {x}.detach().add_(1); n *= 2; {x}.detach().sub_(1); del n"

@@ -1,5 +1,6 @@
 #include "device.h"
 
+#include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <pthread.h>
@@ -89,8 +90,13 @@ void check_usable() {
       "Use the 'spawn' start method of multiprocessing, or fork before the first tiny tensor.");
 }
 
-void mark_used() noexcept {
-  if (!used.load(std::memory_order_relaxed)) {
+void mark_used() {
+  if (C10_UNLIKELY(!used.load(std::memory_order_relaxed))) {
+    for (const auto& host : hosts()) {
+      if (host.type() != c10::kCPU) {
+        at::globalContext().lazyInitDevice(host.type());
+      }
+    }
     used = true;
   }
 }

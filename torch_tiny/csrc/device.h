@@ -26,7 +26,8 @@ c10::Device with_index(c10::Device device);
 
 // Raises in a process that was forked after the device was used.
 void check_usable();
-void mark_used() noexcept;
+// From now on a fork is too late; also wakes up the memory's own device.
+void mark_used();
 bool in_bad_fork() noexcept;
 
 // Waits until the memory's own device has done what was asked of it (nothing to do on the CPU).

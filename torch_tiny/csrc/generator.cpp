@@ -13,6 +13,7 @@ namespace tiny {
 namespace {
 
 at::Generator new_host_generator(c10::DeviceIndex index) {
+  mark_used();
   const auto host = host_device(index);
   if (host.type() == c10::kCPU) {
     return at::detail::createCPUGenerator();

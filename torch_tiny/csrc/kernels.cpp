@@ -120,10 +120,12 @@ at::Tensor& set_storage_offset(
     int64_t offset,
     c10::IntArrayRef sizes,
     c10::IntArrayRef strides) {
-  at::DimVector contiguous;
+  at::DimVector kept;
   if (strides.data() == nullptr || (strides.empty() && !sizes.empty())) {
-    contiguous = at::DimVector(c10::contiguous_strides(sizes));
-    strides = contiguous;
+    // As on the CPU: strides that nobody asked for change only with the sizes.
+    kept = self.sizes() == sizes ? at::DimVector(self.strides())
+                                 : at::DimVector(c10::contiguous_strides(sizes));
+    strides = kept;
   }
   const auto nbytes =
       at::detail::computeStorageNbytes(sizes, strides, self.dtype().itemsize(), offset);

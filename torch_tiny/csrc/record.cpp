@@ -169,8 +169,8 @@ bool grow(const Queue& queue, const Signature& signature, const Arguments& argum
   for (const auto i : signature.grown) {
     const auto& tensor = *arguments.tensors[i];
     const auto& spec = signature.specs[i];
-    TinyStorage::of(tensor).resize(
-        at::detail::computeStorageNbytes(spec.sizes, spec.strides, c10::elementSize(spec.dtype)));
+    TinyStorage::of(tensor).resize(at::detail::computeStorageNbytes(
+        spec.sizes, spec.strides, c10::elementSize(spec.dtype), tensor.storage_offset()));
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides);
   }
   return true;

@@ -2,10 +2,49 @@
 
 #include <ATen/EmptyTensor.h>
 
+#include <cstdlib>
+#include <utility>
+
 #include "allocator.h"
 
 namespace tiny {
 namespace {
+
+// Memory of dropped storages, kept by each thread for its next ones.
+class Pool {
+ public:
+  ~Pool() {
+    while (first_ != nullptr) {
+      std::free(std::exchange(first_, first_->next));
+    }
+    closed_ = true;
+  }
+  void* take() {
+    if (first_ == nullptr) {
+      return std::malloc(sizeof(TinyStorage));
+    }
+    --count_;
+    return std::exchange(first_, first_->next);
+  }
+  void give(void* memory) {
+    if (closed_ || count_ >= kMost) {
+      return std::free(memory);
+    }
+    ++count_;
+    first_ = new (memory) Node{first_};
+  }
+
+ private:
+  struct Node {
+    Node* next;
+  };
+  static constexpr size_t kMost = 8192;
+  Node* first_ = nullptr;
+  size_t count_ = 0;
+  bool closed_ = false;  // the thread is ending
+};
+
+thread_local Pool pool;
 
 c10::DispatchKeySet keys_of(c10::Device device) {
   return c10::DispatchKeySet(
@@ -55,6 +94,16 @@ TinyStorage::TinyStorage(c10::DeviceIndex device, size_t nbytes)
           c10::DataPtr(nullptr, c10::Device(kTiny, device)),
           c10::GetAllocator(kTiny),
           /*resizable=*/true) {}
+
+void* TinyStorage::operator new(size_t /*size*/) {
+  auto* memory = pool.take();
+  TORCH_CHECK(memory != nullptr, "out of memory");
+  return memory;
+}
+
+void TinyStorage::operator delete(void* memory) {
+  pool.give(memory);
+}
 
 void TinyStorage::release_resources() {
   c10::StorageImpl::release_resources();

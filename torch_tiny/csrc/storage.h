@@ -15,6 +15,10 @@ class TinyStorage final : public c10::StorageImpl {
  public:
   TinyStorage(c10::DeviceIndex device, size_t nbytes);
 
+  // Made and dropped by the thousand in each run: the C library's lists are too short for that.
+  static void* operator new(size_t size);
+  static void operator delete(void* memory);
+
   static TinyStorage& of(const at::TensorBase& tensor) {
     return *static_cast<TinyStorage*>(tensor.storage().unsafeGetStorageImpl());
   }
