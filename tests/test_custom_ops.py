@@ -60,7 +60,7 @@ def _(x: Tensor, y: Tensor) -> Tensor:
 def halve_(x: Tensor, times: int) -> None:
     host = x.cpu()  # on cpu memory x itself
     host.numpy()[...] /= 2**times
-    x.copy_(host)
+    x.data.copy_(host)
 
 
 @torch.library.custom_op("tinytest::positive", mutates_args=(), device_types=KIND)

@@ -13,7 +13,6 @@ from util import ORACLE, assert_same, overlaps_itself
 
 from opdb.compare import (
     NotApplicable,
-    Outcome,
     aliases,
     assert_same_results,
     on_both,

@@ -11,8 +11,8 @@ from pathlib import Path
 # For `util`, where pytest has not done so.
 sys.path.append(str(Path(__file__).parent.parent))
 
-from .lockstep import DifferenceError, NotAProgramError, check, run, seeded  # noqa: E402
-from .search import as_test, differs, generate, reduce  # noqa: E402
+from .lockstep import DifferenceError, NotAProgramError, check, run, seeded
+from .search import as_test, differs, generate, reduce
 
 __all__ = [
     "DifferenceError",

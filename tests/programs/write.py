@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-
 from util import overlaps_itself
 
 from .gen import Gen, NothingSuitsError, kind, shares_storage

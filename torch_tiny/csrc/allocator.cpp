@@ -22,8 +22,8 @@ namespace {
 using c10::CachingDeviceAllocator::DeviceStats;
 using Aggregated = c10::CachingAllocator::StatType;
 
-constexpr size_t kHeader = 64;                 // the data stays aligned to a cache line
-constexpr size_t kAlignment = 2 * kHeader;     // of the header, so that data is in the same page
+constexpr size_t kHeader = 64;              // the data stays aligned to a cache line
+constexpr size_t kAlignment = 2 * kHeader;  // of the header, so that data is in the same page
 constexpr uint64_t kOurs = 0x74696e7974696e79;
 constexpr size_t kSmallest = size_t{1} << 20;  // below this the C library is as fast
 constexpr size_t kHugePage = size_t{1} << 21;
@@ -258,8 +258,8 @@ struct TinyAllocator final : c10::DeviceAllocator {
     if (auto* host = host_allocator(index)) {
       return host->getMemoryInfo(host_device(index).index());
     }
-    const auto available =
-        static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+    const auto available = static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) *
+        static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
     return {available, physical_memory()};
   }
 };

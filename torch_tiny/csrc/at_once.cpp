@@ -26,8 +26,7 @@ class AtOnce {
     if (value.isOptionalTensorList()) {
       c10::List<std::optional<at::Tensor>> list;
       for (const auto& item : value.toListRef()) {
-        list.push_back(
-            item.isTensor() ? std::optional(to_host(item.toTensor())) : std::nullopt);
+        list.push_back(item.isTensor() ? std::optional(to_host(item.toTensor())) : std::nullopt);
       }
       return list;
     }

@@ -18,12 +18,13 @@ using at::Tensor;
 // A tensor of the memory's device with the metadata of a tiny one and no data: enough to choose.
 Tensor metadata_on_host(const Tensor& tensor) {
   const auto host = host_device(tensor.device().index());
-  auto nothing = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(),
-      static_cast<int64_t>(tensor.storage().nbytes()),
-      c10::DataPtr(nullptr, host),
-      /*allocator=*/nullptr,
-      /*resizable=*/false));
+  auto nothing = c10::Storage(
+      c10::make_intrusive<c10::StorageImpl>(
+          c10::StorageImpl::use_byte_size_t(),
+          static_cast<int64_t>(tensor.storage().nbytes()),
+          c10::DataPtr(nullptr, host),
+          /*allocator=*/nullptr,
+          /*resizable=*/false));
   auto result = host_tensor(
       nothing,
       tensor.sizes(),
@@ -134,6 +135,5 @@ REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &tiny::choose)
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_scaled_dot_product_fused_attention_overrideable", &tiny::fused_attention);
   m.impl(
-      "_scaled_dot_product_fused_attention_overrideable_backward",
-      &tiny::fused_attention_backward);
+      "_scaled_dot_product_fused_attention_overrideable_backward", &tiny::fused_attention_backward);
 }

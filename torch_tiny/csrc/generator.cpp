@@ -18,7 +18,9 @@ at::Generator new_host_generator(c10::DeviceIndex index) {
   if (host.type() == c10::kCPU) {
     return at::detail::createCPUGenerator();
   }
-  return at::globalContext().getAcceleratorHooksInterface(host.type()).getNewGenerator(host.index());
+  return at::globalContext()
+      .getAcceleratorHooksInterface(host.type())
+      .getNewGenerator(host.index());
 }
 
 // Calls recorded earlier draw their numbers before the state is read or changed.

@@ -144,8 +144,8 @@ class TinyGuard final : public c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, const c10::DeviceIndex /*index*/) const noexcept override {
     delete static_cast<TinyEvent*>(event);
   }
-  void recordDataPtrOnStream(const c10::DataPtr& /*data*/, const c10::Stream& /*stream*/)
-      const override {}
+  void recordDataPtrOnStream(
+      const c10::DataPtr& /*data*/, const c10::Stream& /*stream*/) const override {}
 
  private:
   static c10::StreamId& current_stream(c10::DeviceIndex index) {

@@ -37,12 +37,13 @@ std::vector<at::Tensor> meta_tensors(const Arguments& arguments) {
   for (const auto* tensor : arguments.tensors) {
     auto& storage = storages[tensor->storage().unsafeGetStorageImpl()];
     if (!storage) {
-      storage = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-          c10::StorageImpl::use_byte_size_t(),
-          static_cast<int64_t>(tensor->storage().nbytes()),
-          c10::DataPtr(nullptr, c10::Device(c10::kMeta)),
-          c10::GetAllocator(c10::kMeta),
-          /*resizable=*/true));
+      storage = c10::Storage(
+          c10::make_intrusive<c10::StorageImpl>(
+              c10::StorageImpl::use_byte_size_t(),
+              static_cast<int64_t>(tensor->storage().nbytes()),
+              c10::DataPtr(nullptr, c10::Device(c10::kMeta)),
+              c10::GetAllocator(c10::kMeta),
+              /*resizable=*/true));
     }
     auto meta = at::detail::make_tensor<c10::TensorImpl>(
         c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::Meta), tensor->dtype());

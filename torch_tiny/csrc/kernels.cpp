@@ -3,13 +3,13 @@
 #include <ATen/InferSize.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/TensorFactories.h>
-#include <c10/util/accumulate.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
+#include <c10/util/accumulate.h>
 #include <torch/library.h>
 
 #include "allocator.h"
@@ -20,8 +20,7 @@
 namespace tiny {
 namespace {
 
-void check_factory(
-    std::optional<c10::Layout> layout, std::optional<bool> pin_memory) {
+void check_factory(std::optional<c10::Layout> layout, std::optional<bool> pin_memory) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       c10::layout_or_default(layout) == c10::kStrided,
       "device 'tiny' has strided tensors only; got layout ",
@@ -61,8 +60,7 @@ at::Tensor empty_strided(
       strides.size(),
       ")");
   const auto type = c10::dtype_or_default(dtype);
-  const auto nbytes = at::detail::computeStorageNbytes(
-      sizes, strides, c10::elementSize(type));
+  const auto nbytes = at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type));
   const auto index = with_index(c10::device_or_default(device)).index();
   return finish_empty(make_tensor(index, nbytes, sizes, strides, 0, type));
 }
@@ -79,15 +77,15 @@ at::Tensor empty(
   check_factory(layout, pin_memory);
   at::native::check_size_nonnegative(sizes);
   const auto type = c10::dtype_or_default(dtype);
-  const auto nbytes =
-      at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(type));
+  const auto nbytes = at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(type));
   const auto index = with_index(c10::device_or_default(device)).index();
   auto tensor = make_tensor(index, nbytes, {0}, {1}, 0, type);
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_contiguous(sizes);
   const auto wanted = format.value_or(c10::MemoryFormat::Contiguous);
   TORCH_CHECK(
-      wanted != c10::MemoryFormat::Preserve, "memory format option is only supported by strided tensors");
+      wanted != c10::MemoryFormat::Preserve,
+      "memory format option is only supported by strided tensors");
   if (wanted != c10::MemoryFormat::Contiguous) {
     impl->empty_tensor_restride(wanted);
   }
@@ -107,8 +105,7 @@ const at::Tensor& resize_(
     resize_tensor(self, sizes, strides);
   }
   if (format.has_value()) {
-    TORCH_CHECK(
-        *format != c10::MemoryFormat::Preserve, "Unsupported memory format", *format);
+    TORCH_CHECK(*format != c10::MemoryFormat::Preserve, "Unsupported memory format", *format);
     self.unsafeGetTensorImpl()->empty_tensor_restride(*format);
   }
   return self;
@@ -138,8 +135,7 @@ at::Tensor& set_storage_offset(
 }
 
 at::Tensor& set_storage(at::Tensor& self, at::Storage source) {
-  const auto items =
-      static_cast<int64_t>(source.nbytes() / self.dtype().itemsize());
+  const auto items = static_cast<int64_t>(source.nbytes() / self.dtype().itemsize());
   return set_storage_offset(self, std::move(source), 0, {items}, {});
 }
 

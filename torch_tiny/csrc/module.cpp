@@ -23,8 +23,9 @@ at::Tensor host_alias(const at::Tensor& tensor) {
   check_tiny(tensor);
   const torch::PyWarningHandler warnings;  // what runs now may warn, as in PyTorch's own functions
   at::Tensor result;
-  Queue::of(tensor.device().index())
-      .run_then("memory shared", [&] { result = exported_tensor(tensor); });
+  Queue::of(tensor.device().index()).run_then("memory shared", [&] {
+    result = exported_tensor(tensor);
+  });
   return result;
 }
 

@@ -164,8 +164,7 @@ Operator::Operator(const c10::OperatorHandle& op)
   takes_cpu_tensors = name == "aten::copy_";
   builtin = is_builtin(name);
   // A custom operator without a meta function may return anything.
-  if (!builtin && kind == Kind::kRecord &&
-      !op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
+  if (!builtin && kind == Kind::kRecord && !op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
     kind = Kind::kAtOnce;
   }
 }

@@ -22,16 +22,16 @@ struct Operator {
   c10::OperatorHandle handle;
   std::string name;
   std::atomic<Kind> kind{Kind::kRecord};
-  bool builtin = false;           // PyTorch's own: its tags can be trusted
+  bool builtin = false;  // PyTorch's own: its tags can be trusted
   bool writes_any = false;
-  bool masks_matter = false;      // indexing: the size of the result depends on data in masks only
-  bool hidden_generator = false;  // draws random numbers but takes no generator
-  bool floats_matter = false;     // e.g. arange: float arguments decide the size
-  bool bumps_versions = false;    // of the lists it writes: autograd leaves that to the kernel
+  bool masks_matter = false;       // indexing: the size of the result depends on data in masks only
+  bool hidden_generator = false;   // draws random numbers but takes no generator
+  bool floats_matter = false;      // e.g. arange: float arguments decide the size
+  bool bumps_versions = false;     // of the lists it writes: autograd leaves that to the kernel
   bool takes_cpu_tensors = false;  // a copy: its source may be anywhere
-  std::vector<bool> writes;       // per argument
+  std::vector<bool> writes;        // per argument
   std::vector<bool> takes_generator;
-  std::vector<int> returns;       // the argument a result is or looks at; -1 for a fresh one
+  std::vector<int> returns;  // the argument a result is or looks at; -1 for a fresh one
 
   uint64_t calls = 0;  // recorded; counted with a queue locked
   std::atomic<uint64_t> at_once{0};

@@ -169,8 +169,9 @@ bool grow(const Queue& queue, const Signature& signature, const Arguments& argum
   for (const auto i : signature.grown) {
     const auto& tensor = *arguments.tensors[i];
     const auto& spec = signature.specs[i];
-    TinyStorage::of(tensor).resize(at::detail::computeStorageNbytes(
-        spec.sizes, spec.strides, c10::elementSize(spec.dtype), tensor.storage_offset()));
+    TinyStorage::of(tensor).resize(
+        at::detail::computeStorageNbytes(
+            spec.sizes, spec.strides, c10::elementSize(spec.dtype), tensor.storage_offset()));
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides);
   }
   return true;
@@ -209,9 +210,7 @@ at::Tensor fresh_result(Queue& queue, const Result& result, c10::DeviceIndex dev
 }
 
 bool record_known(
-    Operator& op,
-    Arguments& arguments,
-    c10::function_ref<void(Queue&, const Signature&)> results) {
+    Operator& op, Arguments& arguments, c10::function_ref<void(Queue&, const Signature&)> results) {
   auto& queue = Queue::of(arguments.device);
   // What ran before may raise; then this call has not been done.
   if (C10_UNLIKELY(arguments.exported)) {
@@ -224,8 +223,7 @@ bool record_known(
   {
     std::lock_guard lock(queue.mutex);
     const auto* signature = queue.signatures.find(op, arguments);
-    if (C10_UNLIKELY(
-            signature == nullptr || signature->stale.load(std::memory_order_relaxed))) {
+    if (C10_UNLIKELY(signature == nullptr || signature->stale.load(std::memory_order_relaxed))) {
       return false;
     }
     if (C10_UNLIKELY(!signature->grown.empty()) && !grow(queue, *signature, arguments)) {

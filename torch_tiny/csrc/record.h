@@ -16,9 +16,7 @@ void record(const c10::OperatorHandle& op, c10::Stack* stack);
 // Notes a call whose arguments were taken apart, if calls like it are known; `results` is called
 // with the queue locked to make the tensors it returns. False if the call was not recorded.
 bool record_known(
-    Operator& op,
-    Arguments& arguments,
-    c10::function_ref<void(Queue&, const Signature&)> results);
+    Operator& op, Arguments& arguments, c10::function_ref<void(Queue&, const Signature&)> results);
 
 // The next fresh result of the call that is being recorded.
 at::Tensor fresh_result(Queue& queue, const Result& result, c10::DeviceIndex device);

@@ -209,7 +209,9 @@ Queue& Queue::of(c10::DeviceIndex index) {
     return all;
   }();
   TORCH_CHECK(
-      index >= 0 && static_cast<size_t>(index) < queues->size(), "there is no device tiny:", int{index});
+      index >= 0 && static_cast<size_t>(index) < queues->size(),
+      "there is no device tiny:",
+      int{index});
   return *(*queues)[index];
 }
 
@@ -225,8 +227,7 @@ void Queue::run_then(const char* reason, c10::function_ref<void()> body) {
   body();
 }
 
-void Queue::settle(
-    const TinyStorage& storage, const char* reason, c10::function_ref<void()> body) {
+void Queue::settle(const TinyStorage& storage, const char* reason, c10::function_ref<void()> body) {
   check_usable();
   WithoutGil no_gil;
   std::lock_guard lock(running_);

@@ -69,7 +69,7 @@ class Queue {
   const c10::DeviceIndex device_;
   std::recursive_mutex running_;
   int depth_ = 0;  // a kernel written in Python may use the device, and run what it recorded
-  Trace spare_;  // keeps its capacity from run to run
+  Trace spare_;    // keeps its capacity from run to run
   PlanCache plans_;
 };
 

@@ -47,7 +47,8 @@ uint64_t float_class(double value) {
 }
 
 bool is_mask(const at::Tensor& index) {
-  return index.defined() && (index.scalar_type() == c10::kBool || index.scalar_type() == c10::kByte);
+  return index.defined() &&
+      (index.scalar_type() == c10::kBool || index.scalar_type() == c10::kByte);
 }
 
 [[noreturn]] void different_devices(const Operator& op, c10::Device one, c10::Device other) {
@@ -151,8 +152,7 @@ void TakeApart::tensor(const at::Tensor& tensor, bool in_index_list) {
   out_.tensors.push_back(&tensor);
 }
 
-void TakeApart::foreign_tensor(
-    const at::Tensor& tensor, c10::Device device, bool in_index_list) {
+void TakeApart::foreign_tensor(const at::Tensor& tensor, c10::Device device, bool in_index_list) {
   const bool allowed = tensor.dim() == 0 || in_index_list || op_.takes_cpu_tensors;
   if (device.type() != c10::kCPU || tensor.layout() != c10::kStrided || !allowed) {
     different_devices(op_, {kTiny, out_.device < 0 ? current_device() : out_.device}, device);
@@ -167,8 +167,8 @@ void TakeApart::shape(const at::Tensor& tensor, uint64_t tag) {
   const auto* impl = tensor.unsafeGetTensorImpl();
   const auto sizes = impl->sizes();
   const auto strides = impl->strides();
-  const uint64_t flags = (impl->is_conj() ? 1 : 0) | (impl->is_neg() ? 2 : 0) |
-      (impl->is_wrapped_number() ? 4 : 0);
+  const uint64_t flags =
+      (impl->is_conj() ? 1 : 0) | (impl->is_neg() ? 2 : 0) | (impl->is_wrapped_number() ? 4 : 0);
   out_.words.push_back(
       tag | (flags << 24) | (static_cast<uint64_t>(tensor.scalar_type()) << 8) | sizes.size());
   out_.words.append(sizes.begin(), sizes.end());
@@ -374,8 +374,7 @@ bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned)
       return false;
     }
     const auto items = is_list ? returned[i].toListRef() : returned.slice(i, 1);
-    signature.list_sizes.push_back(
-        is_list ? static_cast<int>(items.size()) : Signature::kTensor);
+    signature.list_sizes.push_back(is_list ? static_cast<int>(items.size()) : Signature::kTensor);
     for (const auto& item : items) {
       if (!is_plain(item.toTensor())) {
         return false;

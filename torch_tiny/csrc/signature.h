@@ -83,7 +83,7 @@ struct Arguments {
   c10::SmallVector<const at::Tensor*, 8> tensors;  // tiny ones, in order
   c10::SmallVector<c10::IValue, 4> values;
   c10::DeviceIndex device = -1;
-  bool keyed = true;     // false: an argument of a kind that has no words
+  bool keyed = true;      // false: an argument of a kind that has no words
   bool masked = false;    // an index is a mask
   bool exported = false;  // someone outside looks at the memory of one of them
 };

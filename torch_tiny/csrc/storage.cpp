@@ -222,13 +222,17 @@ at::Tensor exported_tensor(const at::Tensor& tensor) {
   storage.exports.fetch_add(1);
   auto* held = new Export{tensor.storage()};
   auto data = c10::DataPtr(
-      memory.mutable_data(), held, [](void* p) { delete static_cast<Export*>(p); }, memory.device());
-  auto outside = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(),
-      static_cast<int64_t>(memory.nbytes()),
-      std::move(data),
-      /*allocator=*/nullptr,
-      /*resizable=*/false));
+      memory.mutable_data(),
+      held,
+      [](void* p) { delete static_cast<Export*>(p); },
+      memory.device());
+  auto outside = c10::Storage(
+      c10::make_intrusive<c10::StorageImpl>(
+          c10::StorageImpl::use_byte_size_t(),
+          static_cast<int64_t>(memory.nbytes()),
+          std::move(data),
+          /*allocator=*/nullptr,
+          /*resizable=*/false));
   return host_tensor(
       outside,
       tensor.sizes(),

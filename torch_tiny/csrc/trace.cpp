@@ -141,8 +141,8 @@ Trace Trace::split(size_t begin) {
       kept = std::max(kept, use.slot + 1);
     }
     for (const auto& call : calls) {
-      kept = std::max(
-          kept, call.first_fresh + static_cast<uint32_t>(call.signature->results.size()));
+      kept =
+          std::max(kept, call.first_fresh + static_cast<uint32_t>(call.signature->results.size()));
     }
     slots.resize(kept);
   }
@@ -158,8 +158,7 @@ std::shared_ptr<const Plan> PlanCache::find(const Trace& trace, bool& hit) {
     if (plans_.size() >= kMostPlans) {
       plans_.clear();
     }
-    found = plans_.insert_or_assign(hash, std::make_shared<Plan>(make_plan(trace, words_)))
-                .first;
+    found = plans_.insert_or_assign(hash, std::make_shared<Plan>(make_plan(trace, words_))).first;
   }
   return found->second;
 }

@@ -54,11 +54,13 @@ class Unboxed<Return(Args...)> {
   template <typename... Given>
   static at::Tensor& written(Given&... args) {
     at::Tensor* found = nullptr;
-    ([&] {
-      if constexpr (std::is_same_v<Given, at::Tensor>) {
-        found = found == nullptr ? &args : found;
-      }
-    }(), ...);
+    (
+        [&] {
+          if constexpr (std::is_same_v<Given, at::Tensor>) {
+            found = found == nullptr ? &args : found;
+          }
+        }(),
+        ...);
     return *found;
   }
 
