@@ -39,10 +39,9 @@ GAPS: list[Gap] = [
     *_sparse("sparse.sampled_addmm", "noncontiguous", "float32"),
     *_sparse("sparse.sampled_addmm", "backward", "float32"),
     *_sparse("sparse.sampled_addmm", "second_order", "float32"),
-    # CUDA has no kernel for this one.
-    *_sparse("sparse.mm.reduce", "forward", "float32", "bfloat16", kind="cpu"),
-    *_sparse("sparse.mm.reduce", "noncontiguous", "float32", kind="cpu"),
-    *_sparse("sparse.mm.reduce", "backward", "float32", kind="cpu"),
+    *_sparse("sparse.mm.reduce", "forward", "float32", "bfloat16"),
+    *_sparse("sparse.mm.reduce", "noncontiguous", "float32"),
+    *_sparse("sparse.mm.reduce", "backward", "float32", kind="cpu"),  # CUDA has no kernel
     *(
         Gap(f"nn.functional.{op}", "forward", "bfloat16", _ACCUMULATION, "cpu", ">=2.13")
         for op in _CHUNKED

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import agree, numbers
+from harness import agree, numbers, only_on_cpu_memory
 from torch import Tensor
 from torch.optim import Optimizer, lr_scheduler
 
@@ -42,7 +42,10 @@ def cases() -> list[Any]:
             if way in accepted
             for flag in ((True, False) if way == "foreach" else (True,))
         ]
-        found += [pytest.param(name, way, id=f"{name}-{way}") for way in ways]
+        for way in ways:
+            there = name != "Adagrad" or "fused" not in way
+            marks = () if there else only_on_cpu_memory("CUDA has no fused Adagrad")
+            found.append(pytest.param(name, way, id=f"{name}-{way}", marks=marks))
     return found
 
 

@@ -7,12 +7,16 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import plain_cuda
 import torch
 
 # Another device may stand in for tiny, to try the tests themselves.
 DEVICE = os.environ.get("TORCH_TINY_TEST_DEVICE", "tiny")
 KIND = "cuda" if os.environ.get("TORCH_TINY_DEVICES", "cpu").startswith("cuda") else "cpu"
 ORACLE = KIND
+
+if ORACLE == "cuda":
+    plain_cuda.install()
 
 
 def assert_same(

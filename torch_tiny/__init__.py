@@ -4,6 +4,7 @@ Importing this package registers the device; an installed torch_tiny is imported
 itself. `torch.tiny` is `torch_tiny.device`, and `report()` tells what the device has done.
 """
 
+import os
 import sys
 import warnings
 
@@ -17,6 +18,9 @@ def _autoload() -> None:
     """Entry point of `torch.backends`: a core that cannot be loaded must not take torch with it."""
     if not _imported:
         return  # `import torch_tiny` came first and still waits for torch; it registers
+    if _must_be_asked_for():
+        del sys.modules[__name__]  # so that an `import torch_tiny` registers
+        return
     try:
         _register()
     except ImportError as error:
@@ -50,6 +54,13 @@ def _register() -> None:
     interop.install()
     modules.install()
     optimizer.install()
+
+
+def _must_be_asked_for() -> bool:
+    """PyTorch's autograd serves one accelerator: with tiny registered, CUDA's backward raises."""
+    from torch_tiny import hosts
+
+    return hosts.VARIABLE not in os.environ and hosts.why_no_cuda() is None
 
 
 # While torch is still being imported it calls _autoload next, which knows what to do on errors.

@@ -51,6 +51,7 @@ def items(check: str) -> list[Item]:
     return [
         Item(check, op, dtype)
         for op in op_db
+        if not op.name.startswith("jiterator")  # kernels that torch.cuda compiles for CUDA tensors
         for i, dtype in enumerate(_dtypes(op))
         if (i == 0 or dtype in MORE_DTYPES.get(check, ())) and applies(op, dtype)
     ]

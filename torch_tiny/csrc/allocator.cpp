@@ -25,7 +25,8 @@ using Aggregated = c10::CachingAllocator::StatType;
 constexpr size_t kHeader = 64;              // the data stays aligned to a cache line
 constexpr size_t kAlignment = 2 * kHeader;  // of the header, so that data is in the same page
 constexpr uint64_t kOurs = 0x74696e7974696e79;
-constexpr size_t kSmallest = size_t{1} << 20;  // below this the C library is as fast
+// Below this the C library is as fast; above it gives memory back and faults it in again.
+constexpr size_t kSmallest = size_t{1} << 12;
 constexpr size_t kHugePage = size_t{1} << 21;
 
 thread_local bool from_cache = false;

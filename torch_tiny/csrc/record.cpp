@@ -73,6 +73,23 @@ void replace(c10::Stack* stack, size_t count, c10::SmallVectorImpl<c10::IValue>&
   }
 }
 
+// Some kernels return an argument, or a view of it, without saying so: those run each time.
+bool shares_memory(
+    const Operator& op, c10::ArrayRef<c10::IValue> results, c10::ArrayRef<at::Tensor> tensors) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (op.returns[i] >= 0 || !results[i].isTensor() || !results[i].toTensor().defined()) {
+      continue;
+    }
+    const auto& storage = results[i].toTensor().storage();
+    if (std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+          return tensor.storage().is_alias_of(storage);
+        })) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // The first call of its kind runs now, and what its results look like is remembered. PyTorch's
 // meta functions could foretell it, but in Python, and not always what the kernel does.
 void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& arguments) {
@@ -100,7 +117,8 @@ void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& 
       signature->grown.push_back(static_cast<uint32_t>(i));
     }
   }
-  if (!describe_results(*signature, torch::jit::last(*stack, op.returns.size()))) {
+  const auto results = torch::jit::last(*stack, op.returns.size());
+  if (!describe_results(*signature, results) || shares_memory(op, results, tensors)) {
     return;
   }
   if (!op.builtin && !meta_agrees(*signature, arguments)) {
