@@ -7,6 +7,7 @@
 
 #include "host_call.h"
 #include "run.h"
+#include "take_apart.h"
 
 namespace tiny {
 namespace {

@@ -88,39 +88,6 @@ struct Arguments {
   bool exported = false;  // someone outside looks at the memory of one of them
 };
 
-// Takes arguments apart one by one; `finish` comes last. Raises if tensors of different devices
-// meet in a way that PyTorch does not allow.
-class TakeApart {
- public:
-  TakeApart(const Operator& op, Arguments& out) : op_(op), out_(out) {}
-
-  void argument(const c10::IValue& value, bool generator);
-  void argument(const at::Tensor& tensor) {
-    this->tensor(tensor, false);
-  }
-  void argument(const at::Scalar& scalar);
-  void argument(bool value);
-  void argument(int64_t value);
-  void argument(double value);
-  void finish();
-
- private:
-  void tensor(const at::Tensor& tensor, bool in_index_list);
-  void foreign_tensor(const at::Tensor& tensor, c10::Device device, bool in_index_list);
-  void shape(const at::Tensor& tensor, uint64_t tag);
-  void list(const c10::IValue& value);
-  void scalar_list(const c10::IValue& value);
-  void string(const std::string& text);
-  void device(c10::Device device);
-  void add_overlaps();
-
-  const Operator& op_;
-  Arguments& out_;
-  c10::SmallVector<size_t, 1> default_generators_;  // indices into the values
-};
-
-void take_apart(const Operator& op, c10::ArrayRef<c10::IValue> stack, Arguments& out);
-
 // The tokens and specs of these arguments, without results.
 std::unique_ptr<Signature> make_signature(
     Operator& op, c10::ArrayRef<c10::IValue> stack, const Arguments& arguments);

@@ -5,6 +5,7 @@
 
 #include "record.h"
 #include "run.h"
+#include "take_apart.h"
 
 namespace tiny {
 namespace {

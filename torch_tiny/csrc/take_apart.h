@@ -1,0 +1,141 @@
+// Taking the arguments of a call apart into the words of its signature. Inline where it is hot:
+// this is a good part of what recording a call costs.
+#pragma once
+
+#include <c10/core/DefaultDtype.h>
+
+#include "signature.h"
+#include "storage.h"
+
+namespace tiny {
+
+// The first word of an argument tells its kind.
+enum class Tag : uint8_t {
+  kNone,
+  kTensor,
+  kCpuTensor,
+  kNoTensor,
+  kInt,
+  kDouble,
+  kBool,
+  kComplex,
+  kString,
+  kDevice,
+  kGenerator,
+  kIntList,
+  kDoubleList,
+  kBoolList,
+  kScalarList,
+  kTensorList,
+  kOptionalTensorList,
+};
+
+inline uint64_t head(Tag tag, uint64_t low = 0) {
+  return (static_cast<uint64_t>(tag) << 56) | low;
+}
+
+// Takes arguments apart one by one; `finish` comes last. Raises if tensors of different devices
+// meet in a way that PyTorch does not allow.
+class TakeApart {
+ public:
+  TakeApart(const Operator& op, Arguments& out) : op_(op), out_(out) {}
+
+  void argument(const c10::IValue& value, bool generator);
+  void argument(const at::Tensor& tensor) {
+    this->tensor(tensor, false);
+  }
+  void argument(const at::Scalar& scalar);
+  void argument(bool value);
+  void argument(int64_t value);
+  void argument(double value);
+  void finish();
+
+ private:
+  void tensor(const at::Tensor& tensor, bool in_index_list);
+  void foreign_tensor(const at::Tensor& tensor, c10::Device device, bool in_index_list);
+  void shape(const at::Tensor& tensor, uint64_t tag);
+  void list(const c10::IValue& value);
+  void scalar_list(const c10::IValue& value);
+  void string(const std::string& text);
+  void device(c10::Device device);
+  void add_overlaps();
+  void fill_in_generators();
+  [[noreturn]] void different_devices(c10::Device one, c10::Device other) const;
+
+  static constexpr size_t kOverlapsChecked = 8;
+
+  const Operator& op_;
+  Arguments& out_;
+  c10::SmallVector<size_t, 1> default_generators_;  // indices into the values
+};
+
+void take_apart(const Operator& op, c10::ArrayRef<c10::IValue> stack, Arguments& out);
+
+inline void TakeApart::tensor(const at::Tensor& tensor, bool in_index_list) {
+  if (C10_UNLIKELY(!tensor.defined())) {
+    out_.words.push_back(head(Tag::kNoTensor));
+    return;
+  }
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  const auto device = impl->device();
+  if (C10_UNLIKELY(device.type() != kTiny)) {
+    return foreign_tensor(tensor, device, in_index_list);
+  }
+  if (C10_UNLIKELY(impl->layout() != c10::kStrided || !impl->has_storage())) {
+    out_.keyed = false;
+    return;
+  }
+  if (out_.device < 0) {
+    out_.device = device.index();
+  } else if (C10_UNLIKELY(out_.device != device.index())) {
+    different_devices({kTiny, out_.device}, device);
+  }
+  shape(tensor, head(Tag::kTensor));
+  out_.exported |= TinyStorage::of(tensor).exports.load(std::memory_order_relaxed) != 0;
+  out_.tensors.push_back(&tensor);
+}
+
+inline void TakeApart::shape(const at::Tensor& tensor, uint64_t tag) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  const auto sizes = impl->sizes();
+  const auto strides = impl->strides();
+  const uint64_t flags =
+      (impl->is_conj() ? 1 : 0) | (impl->is_neg() ? 2 : 0) | (impl->is_wrapped_number() ? 4 : 0);
+  out_.words.push_back(
+      tag | (flags << 24) | (static_cast<uint64_t>(tensor.scalar_type()) << 8) | sizes.size());
+  out_.words.append(sizes.begin(), sizes.end());
+  out_.words.append(strides.begin(), strides.end());
+}
+
+inline void TakeApart::argument(int64_t value) {
+  out_.words.push_back(head(Tag::kInt));
+  out_.words.push_back(static_cast<uint64_t>(value));
+}
+
+inline void TakeApart::argument(bool value) {
+  out_.words.push_back(head(Tag::kBool, value));
+}
+
+inline void TakeApart::argument(const at::Scalar& scalar) {
+  if (scalar.isIntegral(/*includeBool=*/false) && !scalar.isSymbolic()) {
+    argument(scalar.toLong());
+  } else {
+    argument(c10::IValue(scalar), false);
+  }
+}
+
+inline void TakeApart::finish() {
+  if (op_.writes_any && out_.tensors.size() > 1 && out_.tensors.size() <= kOverlapsChecked) {
+    add_overlaps();
+  }
+  if (out_.device < 0) {
+    out_.device = current_device();
+  }
+  if (C10_UNLIKELY(!default_generators_.empty())) {
+    fill_in_generators();
+  }
+  // PyTorch's default type decides what a number and an integer tensor make.
+  out_.words.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
+}
+
+}  // namespace tiny
