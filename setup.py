@@ -8,6 +8,8 @@ from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension, get_cxx_compiler
 
 CSRC = Path("torch_tiny", "csrc")
+# Some compilers link libstdc++ statically; a second copy beside torch's crashes in its locales.
+LINK = ["-l:libstdc++.so.6"]
 FLAGS = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall"]
 
 
@@ -42,6 +44,7 @@ setup(
             sorted(map(str, CSRC.glob("*.cpp"))),
             depends=sorted(map(str, CSRC.glob("*.h"))),
             extra_compile_args=FLAGS,
+            extra_link_args=LINK,
         )
     ],
     cmdclass={"build_ext": BuildCore},

@@ -112,14 +112,16 @@ def test_a_freed_block_is_used_again() -> None:
 
 
 def test_empty_cache_gives_back() -> None:
-    x = torch.ones(16 * MIB, device="tiny") + 1
+    torch.tiny.empty_cache()
+    before = torch.tiny.memory_reserved()
+    x = torch.ones(32 * MIB, device="tiny") + 1
     synchronize()
     held = resident()
     del x
     synchronize()
-    assert torch.tiny.memory_reserved() - torch.tiny.memory_allocated() >= 64 * MIB
+    assert torch.tiny.memory_reserved() - before >= 128 * MIB
     torch.tiny.empty_cache()
-    assert torch.tiny.memory_reserved() - torch.tiny.memory_allocated() < 8 * MIB
+    assert torch.tiny.memory_reserved() - before < 8 * MIB
     if torch.tiny.device_name() == "cpu":
         assert held - resident() >= 48 * MIB
 

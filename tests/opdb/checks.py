@@ -25,9 +25,10 @@ from opdb.samples import Call, Mover, samples, tensors_in, with_gaps
 Body = Callable[[Call, Call], bool]
 Destination = Callable[[torch.Tensor], torch.Tensor]
 
-# Their results are whatever was in memory.
+# Their results, or some of them, are whatever was in memory.
 UNINITIALIZED = {
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
+    "torch.ops.aten._flash_attention_forward", "torch.ops.aten._efficient_attention_forward",
 }  # fmt: skip
 
 
@@ -138,9 +139,10 @@ def _for_each(op: OpInfo, given: list[SampleInput], device: str, body: Body) -> 
 
 
 def _differs_from_itself(op: OpInfo, sample: SampleInput, body: Body) -> bool:
-    """Whether the oracle would not pass either: some kernels leave results to chance."""
+    """Whether the oracle would not pass either, not every time: some kernels race."""
     try:
-        body(Call(op, sample, ORACLE), Call(op, sample, ORACLE))
+        for _ in range(20):
+            body(Call(op, sample, ORACLE), Call(op, sample, ORACLE))
     except AssertionError:
         return True
     return False
@@ -319,7 +321,8 @@ def _gradients(function: Callable[..., Any], order: int, oracle: Call, dev: Call
         want, got = on_both(oracle, dev, differentiate)
         if want.error is not None:
             return False
-        assert_same(got.value, want.value, strides=False, offset=False)
+        known = getattr(function, "name", None) not in UNINITIALIZED
+        assert_same(got.value, want.value, strides=False, offset=False, values=known)
         ours, theirs = _strides_that_matter(got.value), _strides_that_matter(want.value)
         assert ours == theirs, f"gradients have strides {ours}, not {theirs}"
         for call, grads in ((oracle, want.value), (dev, got.value)):

@@ -73,10 +73,10 @@ def assert_same_results(
 ) -> None:
     """The same results, on the device, which share memory with the same arguments."""
     assert_same(got, want, values=values)
-    for tensor in tensors_in(got):
-        assert tensor.device.type == torch.device(device.device).type, (
-            f"a result is on {tensor.device}"
-        )
+    here = torch.device(device.device).type
+    for ours, theirs in zip(tensors_in(got), tensors_in(want), strict=True):
+        where = here if theirs.device.type == ORACLE else theirs.device.type
+        assert ours.device.type == where, f"a result is on {ours.device}, not on {where}"
     ours, theirs = aliases(got, device), aliases(want, oracle)
     assert ours == theirs, f"results share memory with arguments {ours}, not {theirs}"
 

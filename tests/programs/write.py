@@ -162,6 +162,7 @@ def write_out(g: Gen) -> str:
 
 @kind(4)
 def foreach(g: Gen) -> str:
+    """Not _foreach_zero_ on a GPU, where it does not count as a write."""
     x, t = g.target()
     y, s = g.target()
     if shares_storage(t, s) or overlaps_itself(t) or overlaps_itself(s):
@@ -177,7 +178,7 @@ def foreach(g: Gen) -> str:
             g.new(f"torch._foreach_abs([{x}, {y}])", 2),
             f"torch._foreach_copy_([{x}], [{y}])"
             if t.shape == s.shape and t.dtype == s.dtype
-            else f"torch._foreach_zero_([{x}, {y}])",
+            else f"torch._foreach_{'neg' if g.gpu else 'zero'}_([{x}, {y}])",
             f"torch._foreach_addcmul_([{x}], [{x}.clone()], [{x}.clone()], [0.5])"
             if t.dtype.is_floating_point
             else f"torch._foreach_neg_([{x}, {y}])",
