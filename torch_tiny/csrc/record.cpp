@@ -74,21 +74,24 @@ void replace(c10::Stack* stack, size_t count, c10::SmallVectorImpl<c10::IValue>&
   }
 }
 
-// Some kernels return an argument, or a view of it, without saying so: those run each time.
-bool shares_memory(
-    const Operator& op, c10::ArrayRef<c10::IValue> results, c10::ArrayRef<at::Tensor> tensors) {
+// Whether the results are memory of their own on this device. Some kernels return an argument or a
+// view of it without saying so, and CUDA's attention a seed on the CPU: those run each time.
+bool are_fresh(
+    const Operator& op, c10::ArrayRef<c10::IValue> results, c10::ArrayRef<at::Tensor> arguments) {
   for (size_t i = 0; i < results.size(); ++i) {
     if (op.returns[i] >= 0 || !results[i].isTensor() || !results[i].toTensor().defined()) {
       continue;
     }
-    const auto& storage = results[i].toTensor().storage();
-    if (std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
-          return tensor.storage().is_alias_of(storage);
-        })) {
-      return true;
+    const auto& result = results[i].toTensor();
+    const auto shared = [&](const at::Tensor& argument) {
+      return argument.storage().is_alias_of(result.storage());
+    };
+    if (result.device().type() != kTiny ||
+        std::any_of(arguments.begin(), arguments.end(), shared)) {
+      return false;
     }
   }
-  return false;
+  return true;
 }
 
 // The first call of its kind runs now, and what its results look like is remembered. PyTorch's
@@ -119,7 +122,7 @@ void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& 
     }
   }
   const auto results = torch::jit::last(*stack, op.returns.size());
-  if (!describe_results(*signature, results) || shares_memory(op, results, tensors)) {
+  if (!describe_results(*signature, results) || !are_fresh(op, results, tensors)) {
     return;
   }
   if (!op.builtin && !meta_agrees(*signature, arguments)) {
