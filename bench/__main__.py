@@ -3,8 +3,12 @@
 import os
 import sys
 
-# Threads that spin while they wait take the cores from whichever side is measured next.
-ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
+ENVIRONMENT = {
+    # Threads that spin while they wait take the cores from whichever side is measured next.
+    "OMP_WAIT_POLICY": "passive",
+    # Opponents are measured without tiny wherever they have a process of their own.
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+}
 
 if __name__ == "__main__":
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):

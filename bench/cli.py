@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from bench.measure import Result, compare
+from bench.measure import Result, Settings, compare
 from bench.process import in_process
 from bench.report import HEAD, machine, row, write_json
 from bench.sides import opponents
@@ -21,15 +21,9 @@ def main() -> int:
     print(f"\n{HEAD}")
     results: list[Result] = []
     for threads in options.threads:
+        settings = Settings(threads, options.rounds, options.seconds, options.apart)
         for workload in chosen:
-            for result in compare(
-                workload,
-                opponents(),
-                threads=threads,
-                rounds=options.rounds,
-                seconds=options.seconds,
-                apart=options.apart,
-            ):
+            for result in compare(workload, opponents(about["memory"]), settings):
                 results.append(result)
                 print(row(result), flush=True)
     write_json(options.json, results, about)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bench.measure import Result
-from bench.sides import memory
+from bench.sides import OURS
 
 HEAD = (
     f"{'workload':<16}{'threads':>8}  {'opponent':<12}{'ours':>10}{'theirs':>10}"
@@ -33,12 +33,14 @@ def row(result: Result) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Where and with what this was measured."""
+    """Where and with what this was measured. Loads tiny, so call it in a process of its own."""
+    OURS.load()
+    memory: str = torch.get_device_module(OURS.device).device_name(0)
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "memory": memory(),
-        "processor": _processor(),
+        "memory": memory,
+        "processor": _processor(memory),
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
     }
@@ -63,9 +65,9 @@ def write_json(path: Path, results: list[Result], about: dict[str, Any]) -> None
     path.write_text(json.dumps({"machine": about, "results": entries}, indent=2) + "\n")
 
 
-def _processor() -> str:
-    if memory() != "cpu":
-        return torch.cuda.get_device_name(memory())
+def _processor(memory: str) -> str:
+    if memory != "cpu":
+        return torch.cuda.get_device_name(memory)
     cpus = Path("/proc/cpuinfo")
     lines = cpus.read_text().splitlines() if cpus.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

@@ -1,5 +1,6 @@
 """The sides of a comparison: the device itself and its opponents."""
 
+import importlib
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,13 @@ class Side:
 
     name: str
     device: str
+    alone: bool = False
+    """Cannot share a process with tiny."""
+
+    def load(self) -> None:
+        """Make the device known to torch."""
+        if self.device == "tiny":
+            importlib.import_module("torch_tiny")
 
     def synchronize(self) -> None:
         """Wait until all that was asked of the device is done."""
@@ -19,16 +27,10 @@ class Side:
 
 OURS = Side("tiny", "tiny")
 EAGER_CPU = Side("eager CPU", "cpu")
-EAGER_CUDA = Side("eager CUDA", "cuda")
+# Autograd serves one accelerator: where tiny is registered, backward on CUDA raises.
+EAGER_CUDA = Side("eager CUDA", "cuda", alone=True)
 
 
-def opponents() -> list[Side]:
-    """Those that can be met on the memory that tiny lives in."""
-    on_cuda = torch.device(memory()).type == "cuda"
-    return [EAGER_CPU, EAGER_CUDA] if on_cuda else [EAGER_CPU]
-
-
-def memory() -> str:
-    """The memory behind device "tiny": "cpu" or "cuda:0"."""
-    name: str = torch.get_device_module("tiny").device_name(0)
-    return name
+def opponents(memory: str) -> list[Side]:
+    """Those that can be met where tiny lives in this memory."""
+    return [EAGER_CPU] if memory == "cpu" else [EAGER_CPU, EAGER_CUDA]
