@@ -43,7 +43,7 @@ def _register() -> None:
 
     from torch.utils import backend_registration
 
-    from torch_tiny import device, interop, modules, optimizer
+    from torch_tiny import at_exit, device, interop, modules, optimizer
 
     backend_registration.rename_privateuse1_backend("tiny")
     torch._register_device_module("tiny", device)
@@ -52,6 +52,7 @@ def _register() -> None:
     memory = torch.device(device.device_name(0)).type
     torch.set_autocast_dtype("tiny", torch.get_autocast_dtype(memory))
     interop.install()
+    at_exit.install()
     modules.install()
     optimizer.install()
 
