@@ -10,7 +10,7 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension, get_cxx_comp
 CSRC = Path("torch_tiny", "csrc")
 # Some compilers link libstdc++ statically; a second copy beside torch's crashes in its locales.
 LINK = ["-l:libstdc++.so.6"]
-FLAGS = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall"]
+FLAGS = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-fno-plt", "-Wall"]
 
 
 class BuildCore(BuildExtension):

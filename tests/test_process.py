@@ -134,6 +134,17 @@ def test_exit_with_a_pending_error() -> None:
 
 
 @needs_tiny
+def test_exit_right_after_backward() -> None:
+    # Autograd's threads may still be dropping the graph when the interpreter ends.
+    code = """
+        import torch
+        x = torch.ones(4, device="tiny", requires_grad=True)
+        (x * 2).sum().backward()
+    """
+    for _ in range(4):
+        python(code)
+
+
 def test_an_exception_ends_the_program_as_usual() -> None:
     python(
         f"import torch\n{USED}\nx = torch.ones(3, device='tiny') + 1\nraise SystemExit(7)", status=7

@@ -55,8 +55,7 @@ void copy_across(const at::Tensor& to, const at::Tensor& from, bool non_blocking
 }
 
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
-  check_usable();
-  mark_used();
+  ensure_ready();
   if (to.numel() == 0) {
     return to;
   }

@@ -22,6 +22,7 @@ thread_local c10::DeviceIndex current = 0;
 void after_fork_in_child() {
   if (used.load()) {
     bad_fork = true;
+    is_ready = false;
   }
 }
 
@@ -99,6 +100,12 @@ void mark_used() {
     }
     used = true;
   }
+}
+
+void get_ready() {
+  check_usable();
+  mark_used();
+  is_ready = true;
 }
 
 bool in_bad_fork() noexcept {

@@ -3,6 +3,7 @@
 
 #include <c10/core/Device.h>
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,14 @@ c10::Device with_index(c10::Device device);
 void check_usable();
 // From now on a fork is too late; also wakes up the memory's own device.
 void mark_used();
+// Both of these, at next to no cost once done.
+inline std::atomic<bool> is_ready{false};
+void get_ready();
+inline void ensure_ready() {
+  if (C10_UNLIKELY(!is_ready.load(std::memory_order_relaxed))) {
+    get_ready();
+  }
+}
 bool in_bad_fork() noexcept;
 
 // Waits until the memory's own device has done what was asked of it (nothing to do on the CPU).

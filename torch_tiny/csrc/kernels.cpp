@@ -48,8 +48,7 @@ at::Tensor empty_strided(
     std::optional<c10::Layout> layout,
     std::optional<c10::Device> device,
     std::optional<bool> pin_memory) {
-  check_usable();
-  mark_used();
+  ensure_ready();
   check_factory(layout, pin_memory);
   at::native::check_size_nonnegative(sizes);
   TORCH_CHECK(
@@ -72,8 +71,7 @@ at::Tensor empty(
     std::optional<c10::Device> device,
     std::optional<bool> pin_memory,
     std::optional<c10::MemoryFormat> format) {
-  check_usable();
-  mark_used();
+  ensure_ready();
   check_factory(layout, pin_memory);
   at::native::check_size_nonnegative(sizes);
   const auto type = c10::dtype_or_default(dtype);

@@ -3,43 +3,17 @@
 #include <ATen/EmptyTensor.h>
 #include <torch/library.h>
 
-#include <chrono>
-
 #include "host_call.h"
+#include "note.h"
 #include "run.h"
 #include "take_apart.h"
 
 namespace tiny {
 namespace {
 
-constexpr uint64_t kTimeOneIn = 16;  // recording is timed by samples: a clock costs as much
-
 constexpr const char* kDataDependent = "data-dependent operator";
 constexpr const char* kUnknownMetadata = "result metadata not known yet";
 constexpr const char* kShared = "memory shared with numpy or DLPack";
-
-class RecordingTime {
- public:
-  explicit RecordingTime(Queue& queue) : queue_(queue) {
-    thread_local uint64_t count = 0;
-    sampled_ = count++ % kTimeOneIn == 0;
-    if (C10_UNLIKELY(sampled_)) {
-      begin_ = std::chrono::steady_clock::now();
-    }
-  }
-  // With the queue's mutex held.
-  void stop() const {
-    if (C10_UNLIKELY(sampled_)) {
-      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
-      queue_.metrics.seconds_recording += elapsed.count() * kTimeOneIn;
-    }
-  }
-
- private:
-  Queue& queue_;
-  bool sampled_;
-  std::chrono::steady_clock::time_point begin_;
-};
 
 void push_results(
     const Operator& op,
@@ -213,24 +187,6 @@ void bump_versions(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
 
 }  // namespace
 
-at::Tensor fresh_result(Queue& queue, const Result& result, c10::DeviceIndex device) {
-  if (C10_UNLIKELY(!result.defined)) {
-    queue.trace.add_fresh(nullptr);
-    return {};
-  }
-  const auto& spec = result.spec;
-  auto tensor =
-      make_tensor(device, result.nbytes, spec.sizes, spec.strides, result.offset, spec.dtype);
-  if (C10_UNLIKELY(spec.conj)) {
-    tensor._set_conj(true);
-  }
-  if (C10_UNLIKELY(spec.neg)) {
-    tensor._set_neg(true);
-  }
-  queue.trace.add_fresh(c10::intrusive_ptr<TinyStorage>::reclaim_copy(&TinyStorage::of(tensor)));
-  return tensor;
-}
-
 bool record_known(
     Operator& op, Arguments& arguments, c10::function_ref<void(Queue&, const Signature&)> results) {
   auto& queue = Queue::of(arguments.device);
@@ -251,30 +207,14 @@ bool record_known(
     if (C10_UNLIKELY(!signature->grown.empty()) && !grow(queue, *signature, arguments)) {
       return false;
     }
-    auto& trace = queue.trace;
-    Call call{
-        signature,
-        static_cast<uint32_t>(trace.uses.size()),
-        static_cast<uint32_t>(trace.values.size()),
-        0,
-        place};
-    for (const auto* tensor : arguments.tensors) {
-      trace.uses.push_back(
-          {trace.slot_of(TinyStorage::of(*tensor)),
-           tensor->unsafeGetTensorImpl()->storage_offset()});
-    }
+    auto& values = queue.trace.values;
+    const auto first_value = values.size();
     for (auto& value : arguments.values) {
-      trace.values.push_back(std::move(value));
+      values.push_back(std::move(value));
     }
-    call.first_fresh = static_cast<uint32_t>(trace.slots.size());
-    results(queue, *signature);
-    trace.calls.push_back(call);
-    trace.bytes += signature->fresh_bytes;
-    ++queue.metrics.calls;
-    ++op.calls;
-    queue.is_full.store(
-        trace.calls.size() >= queue.limits.calls || trace.bytes >= queue.limits.bytes,
-        std::memory_order_relaxed);
+    note(queue, *signature, arguments.tensors, first_value, place, [&] {
+      results(queue, *signature);
+    });
     time.stop();
   }
   if (C10_UNLIKELY(arguments.exported)) {
@@ -284,8 +224,7 @@ bool record_known(
 }
 
 void record(const c10::OperatorHandle& handle, c10::Stack* stack) {
-  check_usable();
-  mark_used();
+  ensure_ready();
   auto& op = operator_of(handle);
   const auto count = op.writes.size();
   Arguments arguments;

@@ -18,7 +18,4 @@ void record(const c10::OperatorHandle& op, c10::Stack* stack);
 bool record_known(
     Operator& op, Arguments& arguments, c10::function_ref<void(Queue&, const Signature&)> results);
 
-// The next fresh result of the call that is being recorded.
-at::Tensor fresh_result(Queue& queue, const Result& result, c10::DeviceIndex device);
-
 }  // namespace tiny

@@ -200,19 +200,17 @@ class Runner {
 
 }  // namespace
 
-Queue& Queue::of(c10::DeviceIndex index) {
-  static auto* queues = [] {
-    auto* all = new std::vector<std::unique_ptr<Queue>>;
+std::array<Queue*, Queue::kMost> Queue::all_{};
+
+Queue& Queue::make(c10::DeviceIndex index) {
+  static const bool made = [] {
     for (c10::DeviceIndex i = 0; i < device_count(); ++i) {
-      all->push_back(std::make_unique<Queue>(i));
+      all_[i] = new Queue(i);
     }
-    return all;
+    return true;
   }();
-  TORCH_CHECK(
-      index >= 0 && static_cast<size_t>(index) < queues->size(),
-      "there is no device tiny:",
-      int{index});
-  return *(*queues)[index];
+  TORCH_CHECK(made && index >= 0 && index < device_count(), "there is no device tiny:", int{index});
+  return *all_[index];
 }
 
 void Queue::run(const char* reason) {
@@ -271,6 +269,7 @@ void Queue::run_locked(const char* reason) {
   spare_ = std::move(running);
   {
     std::lock_guard lock(mutex);
+    followed = plan;
     ++metrics.traces;
     ++(hit ? metrics.plan_hits : metrics.plan_misses);
     metrics.syncs += limit ? 0 : 1;
@@ -296,6 +295,8 @@ void Queue::forget_signatures_if_many() {
   std::lock_guard lock(mutex);
   if (signatures.size() > kMostSignatures && trace.empty() && depth_ == 0) {
     signatures.clear();
+    followed = nullptr;
+    plans_.clear();
   }
 }
 

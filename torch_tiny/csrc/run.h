@@ -3,6 +3,7 @@
 
 #include <c10/util/FunctionRef.h>
 
+#include <array>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -37,7 +38,10 @@ struct Metrics {
 
 class Queue {
  public:
-  static Queue& of(c10::DeviceIndex index);
+  static Queue& of(c10::DeviceIndex index) {
+    auto* queue = static_cast<size_t>(index) < kMost ? all_[index] : nullptr;
+    return C10_LIKELY(queue != nullptr) ? *queue : make(index);
+  }
 
   explicit Queue(c10::DeviceIndex device) : device_(device) {}
 
@@ -54,15 +58,28 @@ class Queue {
   void settle(const TinyStorage& storage, const char* reason, c10::function_ref<void()> body);
   bool is_pending(const TinyStorage& storage);
 
+  // The signature of the call that came here last time; null where there was none.
+  const Signature* expected() const {
+    const auto next = trace.calls.size();
+    return followed != nullptr && next < followed->signatures.size() ? followed->signatures[next]
+                                                                     : nullptr;
+  }
+
   std::mutex mutex;  // guards the members below while recording
   Trace trace;
+  std::shared_ptr<const Plan> followed;  // of the trace before this one
   SignatureTable signatures;
   Metrics metrics;
   Limits limits;
 
   std::atomic<bool> is_full{false};  // the trace has grown enough to be run before the next call
+  std::atomic<uint32_t> ticks{0};    // roughly the calls recorded; decides which ones are timed
 
  private:
+  static constexpr size_t kMost = 128;  // device indices have eight bits
+  static std::array<Queue*, kMost> all_;
+  static Queue& make(c10::DeviceIndex index);
+
   void run_locked(const char* reason);
   void forget_signatures_if_many();
 

@@ -152,7 +152,7 @@ Signature* SignatureTable::find(const Operator& op, const Arguments& arguments) 
             arguments.words.data(),
             arguments.words.size() * sizeof(uint64_t)) == 0;
   };
-  auto& recent = recent_[(reinterpret_cast<uintptr_t>(&op) >> 6) % recent_.size()];
+  auto& recent = recent_[place(op)];
   if (recent != nullptr && fits(*recent)) {
     return recent;
   }

@@ -102,6 +102,10 @@ bool meta_agrees(const Signature& signature, const Arguments& arguments);
 class SignatureTable {
  public:
   Signature* find(const Operator& op, const Arguments& arguments);
+  // The last one that was found for this operator, or for another one.
+  const Signature* recent(const Operator& op) const {
+    return recent_[place(op)];
+  }
   void insert(std::unique_ptr<Signature> signature);
   size_t size() const {
     return size_;
@@ -109,6 +113,10 @@ class SignatureTable {
   void clear();
 
  private:
+  size_t place(const Operator& op) const {
+    return (reinterpret_cast<uintptr_t>(&op) >> 6) % recent_.size();
+  }
+
   std::unordered_map<uint64_t, std::vector<std::unique_ptr<Signature>>> table_;
   std::vector<std::unique_ptr<Signature>> replaced_;  // a trace may still refer to them
   std::array<Signature*, 256> recent_{};              // the last one seen of some operators

@@ -10,11 +10,6 @@
 namespace tiny {
 namespace {
 
-// 0 and 1 and -1 can be compiled in; any other float is an input of the plan.
-uint64_t float_class(double value) {
-  return value == 0 ? 1 : value == 1 ? 2 : value == -1 ? 3 : 0;
-}
-
 bool is_mask(const at::Tensor& index) {
   return index.defined() &&
       (index.scalar_type() == c10::kBool || index.scalar_type() == c10::kByte);
@@ -45,7 +40,7 @@ void TakeApart::foreign_tensor(const at::Tensor& tensor, c10::Device device, boo
   if (device.type() != c10::kCPU || tensor.layout() != c10::kStrided || !allowed) {
     different_devices({kTiny, out_.device < 0 ? current_device() : out_.device}, device);
   }
-  shape(tensor, head(Tag::kCpuTensor));
+  shape(tensor, Tag::kCpuTensor);
   // Numbers that Python wrapped into a tensor belong to this call; others may change later.
   out_.values.emplace_back(
       tensor.unsafeGetTensorImpl()->is_wrapped_number() ? tensor : copy_on_host(tensor));

@@ -34,6 +34,25 @@ inline uint64_t head(Tag tag, uint64_t low = 0) {
   return (static_cast<uint64_t>(tag) << 56) | low;
 }
 
+// 0 and 1 and -1 can be compiled in; any other float is an input of the plan.
+inline uint64_t float_class(double value) {
+  return value == 0 ? 1 : value == 1 ? 2 : value == -1 ? 3 : 0;
+}
+
+// PyTorch's default type decides what a number and an integer tensor make.
+inline uint64_t default_dtype_word() {
+  return static_cast<uint64_t>(c10::get_default_dtype_as_scalartype());
+}
+
+// The first word of a tiny tensor's; its sizes and strides follow.
+inline uint64_t tensor_head(const c10::TensorImpl& impl, Tag tag = Tag::kTensor) {
+  const uint64_t flags =
+      (impl.is_conj() ? 1 : 0) | (impl.is_neg() ? 2 : 0) | (impl.is_wrapped_number() ? 4 : 0);
+  return head(tag) | (flags << 24) |
+      (static_cast<uint64_t>(c10::typeMetaToScalarType(impl.dtype())) << 8) |
+      static_cast<uint64_t>(impl.dim());
+}
+
 // Takes arguments apart one by one; `finish` comes last. Raises if tensors of different devices
 // meet in a way that PyTorch does not allow.
 class TakeApart {
@@ -53,7 +72,7 @@ class TakeApart {
  private:
   void tensor(const at::Tensor& tensor, bool in_index_list);
   void foreign_tensor(const at::Tensor& tensor, c10::Device device, bool in_index_list);
-  void shape(const at::Tensor& tensor, uint64_t tag);
+  void shape(const at::Tensor& tensor, Tag tag);
   void list(const c10::IValue& value);
   void scalar_list(const c10::IValue& value);
   void string(const std::string& text);
@@ -90,19 +109,15 @@ inline void TakeApart::tensor(const at::Tensor& tensor, bool in_index_list) {
   } else if (C10_UNLIKELY(out_.device != device.index())) {
     different_devices({kTiny, out_.device}, device);
   }
-  shape(tensor, head(Tag::kTensor));
+  shape(tensor, Tag::kTensor);
   out_.exported |= TinyStorage::of(tensor).exports.load(std::memory_order_relaxed) != 0;
   out_.tensors.push_back(&tensor);
 }
 
-inline void TakeApart::shape(const at::Tensor& tensor, uint64_t tag) {
-  const auto* impl = tensor.unsafeGetTensorImpl();
-  const auto sizes = impl->sizes();
-  const auto strides = impl->strides();
-  const uint64_t flags =
-      (impl->is_conj() ? 1 : 0) | (impl->is_neg() ? 2 : 0) | (impl->is_wrapped_number() ? 4 : 0);
-  out_.words.push_back(
-      tag | (flags << 24) | (static_cast<uint64_t>(tensor.scalar_type()) << 8) | sizes.size());
+inline void TakeApart::shape(const at::Tensor& tensor, Tag tag) {
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  out_.words.push_back(tensor_head(*tensor.unsafeGetTensorImpl(), tag));
   out_.words.append(sizes.begin(), sizes.end());
   out_.words.append(strides.begin(), strides.end());
 }
@@ -134,8 +149,7 @@ inline void TakeApart::finish() {
   if (C10_UNLIKELY(!default_generators_.empty())) {
     fill_in_generators();
   }
-  // PyTorch's default type decides what a number and an integer tensor make.
-  out_.words.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
+  out_.words.push_back(default_dtype_word());
 }
 
 }  // namespace tiny

@@ -41,6 +41,7 @@ Plan make_plan(const Trace& trace, std::vector<uint64_t> words) {
   std::vector<uint32_t> last_use(trace.slots.size(), 0);
   for (size_t i = 0; i < trace.calls.size(); ++i) {
     const auto& call = trace.calls[i];
+    plan.signatures.push_back(call.signature);
     for (size_t k = 0; k < call.signature->specs.size(); ++k) {
       last_use[trace.uses[call.first_use + k].slot] = static_cast<uint32_t>(i);
     }

@@ -52,7 +52,8 @@ struct Trace {
 
 // How to run a trace: for now, which slots to let go of after each call.
 struct Plan {
-  std::vector<uint64_t> words;  // all that the plan was made for
+  std::vector<uint64_t> words;               // all that the plan was made for
+  std::vector<const Signature*> signatures;  // of its calls
   std::vector<uint32_t> release_begin;
   std::vector<uint32_t> release;
   std::vector<bool> temporary;
@@ -62,6 +63,9 @@ class PlanCache {
  public:
   // The plan for this trace, made now if there is none. `hit` tells which.
   std::shared_ptr<const Plan> find(const Trace& trace, bool& hit);
+  void clear() {
+    plans_.clear();
+  }
 
  private:
   std::unordered_map<uint64_t, std::shared_ptr<const Plan>> plans_;

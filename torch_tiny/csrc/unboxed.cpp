@@ -3,9 +3,9 @@
 #include <map>
 #include <string>
 
+#include "follow.h"
+#include "note.h"
 #include "record.h"
-#include "run.h"
-#include "take_apart.h"
 
 namespace tiny {
 namespace {
@@ -19,8 +19,14 @@ class Unboxed<Return(Args...)> {
   explicit Unboxed(const c10::OperatorHandle& handle) : op_(operator_of(handle)) {}
 
   Return operator()(Args... args) const {
-    check_usable();
-    mark_used();
+    ensure_ready();
+    if constexpr (std::is_reference_v<Return>) {
+      if (C10_LIKELY(follow(nullptr, args...))) {
+        return written(args...);
+      }
+    } else if (at::Tensor result; C10_LIKELY(follow(&result, args...))) {
+      return result;
+    }
     Arguments arguments;
     TakeApart visitor(op_, arguments);
     (visitor.argument(args), ...);
@@ -44,6 +50,47 @@ class Unboxed<Return(Args...)> {
   }
 
  private:
+  // Notes the call if it is the one that came here last time, or like the last one of its kind.
+  bool follow(at::Tensor* result, const std::decay_t<Args>&... args) const {
+    const auto& first = first_tensor(args...);
+    if (C10_UNLIKELY(!first.defined() || first.device().type() != kTiny)) {
+      return false;
+    }
+    const auto device = first.device().index();
+    auto& queue = Queue::of(device);
+    if (C10_UNLIKELY(queue.is_full.load(std::memory_order_relaxed))) {
+      return false;
+    }
+    const RecordingTime time(queue);
+    const auto place = where();
+    std::lock_guard lock(queue.mutex);
+    auto& values = queue.trace.values;
+    const auto first_value = values.size();
+    for (const auto* signature : {queue.expected(), queue.signatures.recent(op_)}) {
+      if (signature == nullptr || signature->op != &op_ || !signature->grown.empty() ||
+          signature->stale.load(std::memory_order_relaxed)) {
+        continue;
+      }
+      Follow follow(*signature, values);
+      if (C10_LIKELY((follow.argument(args) && ...) && follow.finish())) {
+        note(queue, *signature, follow.tensors(), first_value, place, [&] {
+          if (result != nullptr) {
+            *result = fresh_result(queue, signature->results[0], device);
+          }
+        });
+        time.stop();
+        return true;
+      }
+      values.resize(first_value);
+    }
+    return false;
+  }
+
+  template <typename... Given>
+  static const at::Tensor& first_tensor(const at::Tensor& first, const Given&... /*rest*/) {
+    return first;
+  }
+
   c10::Stack boxed(const std::decay_t<Args>&... args) const {
     c10::Stack stack;
     (stack.emplace_back(args), ...);
