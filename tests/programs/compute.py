@@ -186,5 +186,6 @@ def data_dependent(g: Gen) -> str:
         f"torch.where({x})[0]" if t.dim() else f"{x}.nonzero()",
     ]
     if not t.is_complex():
-        ways += [f"torch.unique({x})"]
+        # Without clone its storage may be larger than the result, with leftovers that differ.
+        ways += [f"torch.unique({x}).clone()"]
     return g.new(g.rng.choice(ways))
