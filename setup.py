@@ -8,9 +8,10 @@ from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension, get_cxx_compiler
 
 CSRC = Path("torch_tiny", "csrc")
+# Not -fopenmp when linking: the runtime is to be torch's own, which comes with its libraries.
 # Some compilers link libstdc++ statically; a second copy beside torch's crashes in its locales.
 LINK = ["-l:libstdc++.so.6"]
-FLAGS = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-fno-plt", "-Wall"]
+FLAGS = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-fno-plt", "-fopenmp", "-Wall"]
 
 
 class BuildCore(BuildExtension):

@@ -1,7 +1,7 @@
 """Fixtures for all tests. TORCH_TINY_DEVICES says on which memory (cpu, cuda) they run."""
 
 import pytest
-from util import DEVICE, KIND
+from util import DEVICE, KIND  # sets the environment, so it comes before torch_tiny
 
 if DEVICE == "tiny":
     import torch_tiny  # noqa: F401  (registers the device where it is not installed)

@@ -15,6 +15,9 @@ DEVICE = os.environ.get("TORCH_TINY_TEST_DEVICE", "tiny")
 KIND = "cuda" if os.environ.get("TORCH_TINY_DEVICES", "cpu").startswith("cuda") else "cpu"
 ORACLE = KIND
 
+# Compiling in the background has tests of its own; it would take the cores from all others.
+os.environ.setdefault("TORCH_TINY_ENGINE", "aten")
+
 # Rounding to ten bits would hide differences; processes started by tests inherit this.
 os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
 

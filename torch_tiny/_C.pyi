@@ -1,6 +1,7 @@
 """The C++ core: devices, the recorder, the trace and its runs."""
 
-from typing import TypedDict
+from collections.abc import Callable
+from typing import Any, TypedDict
 
 from torch import Generator, Tensor
 
@@ -67,3 +68,32 @@ def set_limits(calls: int, bytes: int, /) -> None:  # noqa: A002
 
 def in_bad_fork() -> bool:
     """Whether this process was forked from one that had used the device."""
+
+def set_mode(mode: str, /) -> None:
+    """ "aten", "auto" or "uop"; see torch_tiny.engine.settings."""
+
+def set_validate(on: bool, /) -> None: ...
+def next_job(patience: float, /) -> tuple[int, int, str] | None:
+    """The next hot trace: its device, its plan and its text. None after `patience` seconds."""
+
+def wake() -> None:
+    """Let a waiting `next_job` return None now."""
+
+def reset_jobs() -> None:
+    """In a forked child: forget jobs, and locks that were held when it was forked."""
+
+def set_compile_now(function: Callable[[int, int, str], str], /) -> None:
+    """Called at first sight of a trace in mode "uop"; returns what went wrong."""
+
+def install(
+    device: int,
+    plan: int,
+    library: str,
+    steps: list[Any],
+    regions: list[dict[str, Any]],
+    /,
+) -> bool:
+    """Run the plan as compiled from now on. False if it is not known any more."""
+
+def plans(device: int, /) -> list[dict[str, Any]]:
+    """What is known of the compiled plans of a device."""

@@ -44,6 +44,7 @@ def _register() -> None:
     from torch.utils import backend_registration
 
     from torch_tiny import at_exit, device, interop, modules, optimizer
+    from torch_tiny.engine import uop
 
     backend_registration.rename_privateuse1_backend("tiny")
     torch._register_device_module("tiny", device)
@@ -55,6 +56,7 @@ def _register() -> None:
     at_exit.install()
     modules.install()
     optimizer.install()
+    uop.install()
 
 
 def _must_be_asked_for() -> bool:

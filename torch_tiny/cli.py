@@ -11,6 +11,7 @@ import torch
 
 import torch_tiny
 from torch_tiny import _build, core, device, hosts
+from torch_tiny.engine import settings
 
 
 def main() -> None:
@@ -67,6 +68,8 @@ def _missing() -> Rows:
         rows.append(("cuda", reason))
     if _compiler() is None:
         rows.append(("compiler", "needed to build torch_tiny: install g++ (apt install g++)"))
+    if reason := settings.why_not_compiled():
+        rows.append(("compiled kernels", reason))
     entry_points = metadata.entry_points(group="torch.backends")
     if "torch_tiny" not in entry_points.names:
         rows.append(("autoload", f"`import torch` alone does not load it. {core.how_to_build()}"))

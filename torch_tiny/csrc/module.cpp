@@ -4,6 +4,7 @@
 
 #include "allocator.h"
 #include "device.h"
+#include "engine_module.h"
 #include "generator.h"
 #include "operator.h"
 #include "run.h"
@@ -173,4 +174,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("empty_cache", &empty_cache);
   m.def("set_limits", &set_limits);
   m.def("in_bad_fork", &in_bad_fork);
+  bind_engine(m);
 }

@@ -2,13 +2,14 @@
 
 #include <Python.h>
 
-#include <ATen/ops/empty_strided.h>
-
 #include <chrono>
 #include <memory>
 
 #include "at_once.h"
+#include "describe.h"
+#include "engine.h"
 #include "host_call.h"
+#include "runner.h"
 
 namespace tiny {
 namespace {
@@ -18,185 +19,6 @@ constexpr size_t kMostSignatures = 16'384;
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
-
-// What a slot holds while its trace runs.
-struct SlotState {
-  at::Tensor tensor;  // the last stand-in that was made; usually the next call wants the same
-  const Spec* spec = nullptr;
-  int64_t offset = 0;
-  c10::Storage memory;  // of a temporary
-  std::exception_ptr failure;
-};
-
-bool has_layout(const at::Tensor& tensor, const Result& expected) {
-  return tensor.sizes() == expected.spec.sizes && tensor.strides() == expected.spec.strides &&
-      tensor.storage_offset() == expected.offset && tensor.scalar_type() == expected.spec.dtype &&
-      tensor.is_conj() == expected.spec.conj && tensor.is_neg() == expected.spec.neg;
-}
-
-at::Tensor with_layout(const at::Tensor& tensor, const Result& expected, c10::Device host) {
-  auto memory = at::empty_strided(
-      {static_cast<int64_t>(expected.nbytes)}, {1}, at::device(host).dtype(at::kByte));
-  auto result = host_tensor(
-      memory.storage(),
-      expected.spec.sizes,
-      expected.spec.strides,
-      expected.offset,
-      expected.spec.dtype,
-      false,
-      false);
-  result.copy_(tensor);
-  return result;
-}
-
-// Tells in the error which operator failed, and where it was recorded.
-void add_context(c10::Error& error, const Operator& op, const std::string& place) {
-  error.add_context("raised by " + op.name + ", recorded at " + place);
-}
-
-class Runner {
- public:
-  Runner(Trace& trace, const Plan& plan, c10::DeviceIndex device)
-      : trace_(trace),
-        plan_(plan),
-        device_(device),
-        host_(host_device(device)),
-        states_(trace.slots.size()) {}
-
-  void run() {
-    for (size_t i = 0; i < trace_.calls.size(); ++i) {
-      const auto& call = trace_.calls[i];
-      if (auto failed = failed_input(call)) {
-        fail(call, failed);
-      } else {
-        try {
-          run_call(call);
-        } catch (c10::Error& error) {
-          add_context(error, *call.signature->op, describe(call.where));
-          fail(call, std::current_exception());
-        } catch (...) {
-          fail(call, std::current_exception());
-        }
-      }
-      for (auto k = plan_.release_begin[i]; k < plan_.release_begin[i + 1]; ++k) {
-        states_[plan_.release[k]] = {};
-        trace_.slots[plan_.release[k]].reset();
-      }
-    }
-  }
-
-  std::exception_ptr failure;
-  uint64_t relayouts = 0;
-
- private:
-  const at::Tensor& stand_in(const Use& use, const Spec& spec) {
-    auto& state = states_[use.slot];
-    if (state.spec != nullptr && state.offset == use.offset &&
-        (state.spec == &spec || *state.spec == spec)) {
-      return state.tensor;
-    }
-    const auto& memory = state.memory ? state.memory : trace_.slots[use.slot]->memory();
-    state.tensor =
-        host_tensor(memory, spec.sizes, spec.strides, use.offset, spec.dtype, spec.conj, spec.neg);
-    state.spec = &spec;
-    state.offset = use.offset;
-    return state.tensor;
-  }
-
-  void run_call(const Call& call) {
-    const auto& signature = *call.signature;
-    stack_.clear();
-    push_arguments(
-        stack_,
-        signature,
-        trace_.values.data() + call.first_value,
-        [&](size_t i) -> const at::Tensor& {
-          return stand_in(trace_.uses[call.first_use + i], signature.specs[i]);
-        },
-        host_);
-    call_on_host(*signature.op, device_, stack_);
-    size_t next = 0;
-    for (size_t i = 0; i < stack_.size(); ++i) {
-      if (signature.op->returns[i] >= 0 || signature.list_sizes[i] == Signature::kSize) {
-        continue;
-      }
-      if (signature.list_sizes[i] == Signature::kTensor) {
-        take_result(call, next++, std::move(stack_[i]).toTensor());
-      } else {
-        auto list = stack_[i].toTensorVector();
-        stack_[i] = {};
-        for (auto& tensor : list) {
-          take_result(call, next++, std::move(tensor));
-        }
-      }
-    }
-  }
-
-  void take_result(const Call& call, size_t index, at::Tensor tensor) {
-    const auto& expected = call.signature->results[index];
-    if (!expected.defined) {
-      return;
-    }
-    TORCH_CHECK(
-        tensor.defined() && tensor.sizes() == expected.spec.sizes,
-        "torch_tiny expected a result of sizes ",
-        c10::IntArrayRef(expected.spec.sizes),
-        " but got ",
-        tensor.defined() ? c10::str(tensor.sizes()) : std::string("none"));
-    // A fresh result owns its memory: two references are this tensor's and no one else's.
-    if (C10_UNLIKELY(
-            !has_layout(tensor, expected) || tensor.device() != host_ ||
-            tensor.storage().use_count() != 1)) {
-      call.signature->stale = true;
-      ++relayouts;
-      tensor = with_layout(tensor, expected, host_);
-    }
-    const auto slot = call.first_fresh + index;
-    auto& state = states_[slot];
-    if (plan_.temporary[slot]) {
-      state.memory = tensor.storage();
-    } else {
-      trace_.slots[slot]->adopt(tensor.storage());
-    }
-    state.tensor = std::move(tensor);
-    state.spec = &expected.spec;
-    state.offset = expected.offset;
-  }
-
-  std::exception_ptr failed_input(const Call& call) const {
-    for (size_t i = 0; i < call.signature->specs.size(); ++i) {
-      const auto slot = trace_.uses[call.first_use + i].slot;
-      if (states_[slot].failure != nullptr) {
-        return states_[slot].failure;
-      }
-      if (trace_.slots[slot]->failure != nullptr) {
-        return trace_.slots[slot]->failure;
-      }
-    }
-    return nullptr;
-  }
-
-  // Results that were never made raise when they are read; what was written before stays.
-  void fail(const Call& call, const std::exception_ptr& why) {
-    if (failure == nullptr) {
-      failure = why;
-    }
-    for (size_t i = 0; i < call.signature->results.size(); ++i) {
-      const auto slot = call.first_fresh + i;
-      states_[slot].failure = why;
-      if (trace_.slots[slot]) {
-        trace_.slots[slot]->failure = why;
-      }
-    }
-  }
-
-  Trace& trace_;
-  const Plan& plan_;
-  const c10::DeviceIndex device_;
-  const c10::Device host_;
-  std::vector<SlotState> states_;
-  c10::Stack stack_;
-};
 
 }  // namespace
 
@@ -262,7 +84,11 @@ void Queue::run_locked(const char* reason) {
   ++depth_;
   {
     HostScope scope(device_);
-    runner.run();
+    if (const auto refused = compile(running, *plan); refused.empty()) {
+      runner.run();
+    } else {
+      runner.fail_all(refused);
+    }
   }
   --depth_;
   running.clear();
@@ -280,6 +106,36 @@ void Queue::run_locked(const char* reason) {
   if (runner.failure != nullptr) {
     std::rethrow_exception(runner.failure);
   }
+}
+
+// Asks for the plan to be compiled where that is due. Returns why it cannot run, if it cannot.
+std::string Queue::compile(const Trace& running, const Plan& plan) {
+  auto& compiler = Compiler::get();
+  const auto mode = compiler.mode.load(std::memory_order_relaxed);
+  ++plan.runs;
+  if (mode == Mode::kAuto && plan.runs == kHot) {
+    compiler.offer({device_, plan.id, describe(running, plan)});
+  } else if (mode == Mode::kUop && plan.runs == 1) {
+    return compiler.compile_now({device_, plan.id, describe(running, plan)});
+  }
+  return {};
+}
+
+bool Queue::install(uint64_t id, std::shared_ptr<Compiled> compiled) {
+  WithoutGil no_gil;
+  std::lock_guard lock(running_);
+  const auto plan = plans_.by_id(id);
+  if (plan == nullptr) {
+    return false;
+  }
+  plan->compiled = std::move(compiled);
+  return true;
+}
+
+void Queue::for_each_plan(c10::function_ref<void(const Plan&)> visit) {
+  WithoutGil no_gil;
+  std::lock_guard lock(running_);
+  plans_.for_each(visit);
 }
 
 void Queue::run_at_once(Operator& op, c10::Stack* stack, const char* reason) {

@@ -58,6 +58,11 @@ class Queue {
   void settle(const TinyStorage& storage, const char* reason, c10::function_ref<void()> body);
   bool is_pending(const TinyStorage& storage);
 
+  // From now on the plan runs as compiled. False if it is not known any more.
+  bool install(uint64_t plan, std::shared_ptr<Compiled> compiled);
+  // Calls `visit` on every plan of this device while nothing runs.
+  void for_each_plan(c10::function_ref<void(const Plan&)> visit);
+
   // The signature of the call that came here last time; null where there was none.
   const Signature* expected() const {
     const auto next = trace.calls.size();
@@ -75,6 +80,8 @@ class Queue {
   std::atomic<bool> is_full{false};  // the trace has grown enough to be run before the next call
   std::atomic<uint32_t> ticks{0};    // roughly the calls recorded; decides which ones are timed
 
+  static constexpr uint64_t kHot = 2;  // runs of a plan after which it is worth compiling
+
  private:
   static constexpr size_t kMost = 128;  // device indices have eight bits
   static std::array<Queue*, kMost> all_;
@@ -82,6 +89,7 @@ class Queue {
 
   void run_locked(const char* reason);
   void forget_signatures_if_many();
+  std::string compile(const Trace& running, const Plan& plan);
 
   const c10::DeviceIndex device_;
   std::recursive_mutex running_;

@@ -4,6 +4,10 @@
 
 #include <c10/core/DefaultDtype.h>
 
+#include <algorithm>
+#include <array>
+#include <limits>
+
 #include "signature.h"
 #include "storage.h"
 
@@ -34,9 +38,12 @@ inline uint64_t head(Tag tag, uint64_t low = 0) {
   return (static_cast<uint64_t>(tag) << 56) | low;
 }
 
-// 0 and 1 and -1 can be compiled in; any other float is an input of the plan.
+// A few floats can be compiled in, such as the order of a norm; any other is an input of the plan.
 inline uint64_t float_class(double value) {
-  return value == 0 ? 1 : value == 1 ? 2 : value == -1 ? 3 : 0;
+  constexpr auto kInfinity = std::numeric_limits<double>::infinity();
+  constexpr std::array kKnown{0.0, 1.0, -1.0, 2.0, kInfinity, -kInfinity};
+  const auto* found = std::find(kKnown.begin(), kKnown.end(), value);
+  return found == kKnown.end() ? 0 : static_cast<uint64_t>(found - kKnown.begin()) + 1;
 }
 
 // PyTorch's default type decides what a number and an integer tensor make.

@@ -36,7 +36,9 @@ void write_words(const Trace& trace, std::vector<uint64_t>& words) {
 }
 
 Plan make_plan(const Trace& trace, std::vector<uint64_t> words) {
+  static std::atomic<uint64_t> next_id{1};
   Plan plan;
+  plan.id = next_id.fetch_add(1);
   plan.words = std::move(words);
   std::vector<uint32_t> last_use(trace.slots.size(), 0);
   for (size_t i = 0; i < trace.calls.size(); ++i) {
@@ -162,6 +164,15 @@ std::shared_ptr<const Plan> PlanCache::find(const Trace& trace, bool& hit) {
     found = plans_.insert_or_assign(hash, std::make_shared<Plan>(make_plan(trace, words_))).first;
   }
   return found->second;
+}
+
+std::shared_ptr<const Plan> PlanCache::by_id(uint64_t id) const {
+  for (const auto& [hash, plan] : plans_) {
+    if (plan->id == id) {
+      return plan;
+    }
+  }
+  return nullptr;
 }
 
 }  // namespace tiny

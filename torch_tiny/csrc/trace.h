@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "compiled.h"
 #include "signature.h"
 #include "storage.h"
 #include "where.h"
@@ -50,19 +51,32 @@ struct Trace {
   Trace split(size_t begin);
 };
 
-// How to run a trace: for now, which slots to let go of after each call.
+// How to run a trace: call by call, letting go of slots, or as compiled.
 struct Plan {
+  uint64_t id = 0;
   std::vector<uint64_t> words;               // all that the plan was made for
   std::vector<const Signature*> signatures;  // of its calls
   std::vector<uint32_t> release_begin;
   std::vector<uint32_t> release;
   std::vector<bool> temporary;
+
+  // Guarded by the lock that is held while running.
+  mutable uint64_t runs = 0;
+  mutable std::shared_ptr<Compiled> compiled;
 };
 
 class PlanCache {
  public:
   // The plan for this trace, made now if there is none. `hit` tells which.
   std::shared_ptr<const Plan> find(const Trace& trace, bool& hit);
+  // Null if it is not known any more.
+  std::shared_ptr<const Plan> by_id(uint64_t id) const;
+  template <typename Visit>
+  void for_each(const Visit& visit) const {
+    for (const auto& [hash, plan] : plans_) {
+      visit(*plan);
+    }
+  }
   void clear() {
     plans_.clear();
   }

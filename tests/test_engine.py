@@ -1,0 +1,296 @@
+"""Hot code is compiled in the background and kept where it is faster; results stay PyTorch's.
+
+Each program runs in a process of its own, with a cache of its own, in the mode it is about.
+"""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from harness import needs_cpu_memory, needs_tiny, python
+
+pytestmark = [needs_tiny, needs_cpu_memory]
+
+SETTLE = """
+import time
+import torch
+from torch_tiny import _C
+from torch_tiny.engine import uop
+
+def settled():
+    undecided = [r for p in _C.plans(0) for r in p["regions"] if not r["engine"]]
+    return uop.engine.counts.waiting == 0 and _C.plans(0) and not undecided
+
+def step_until(condition, step, seconds=100):
+    end = time.monotonic() + seconds
+    while not condition():
+        step()
+        torch.tiny.synchronize()
+        time.sleep(0.001)  # the worker needs a core too
+        assert time.monotonic() < end, uop.engine.counts
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def auto(code: str, cache: Path, **env: str) -> str:
+    """Run a program in mode auto, with `step_until` and `settled` at hand."""
+    return python(
+        SETTLE + textwrap.dedent(code),
+        TORCH_TINY_ENGINE="auto",
+        TORCH_TINY_CACHE=str(cache),
+        **env,
+    )
+
+
+TRAINING = """
+torch.manual_seed(0)
+def make(device):
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.LayerNorm(64), torch.nn.Linear(64, 4)
+    ).to(device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+    x, y = torch.randn(16, 32).to(device), torch.randint(4, (16,)).to(device)
+    losses = []
+    def step():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    return step, losses
+"""
+
+
+def test_training_is_compiled_and_stays_right(cache: Path) -> None:
+    auto(
+        TRAINING
+        + """
+step, losses = make("tiny")
+step_until(settled, step)
+for _ in range(20):
+    step()
+other, expected = make("cpu")
+for _ in losses:
+    other()
+torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=2e-3, atol=1e-4)
+assert uop.engine.counts.compiles >= 1, uop.engine.counts
+assert any(r["engine"] == "uop" for p in _C.plans(0) for r in p["regions"])
+""",
+        cache,
+    )
+
+
+def test_a_schedule_of_learning_rates_compiles_once(cache: Path) -> None:
+    auto(
+        TRAINING
+        + """
+step, losses = make("tiny")
+step_until(settled, step)
+before = uop.engine.counts.compiles
+for _ in range(1000):
+    step()
+step_until(settled, step)
+assert uop.engine.counts.compiles == before <= 4, (before, uop.engine.counts)
+""",
+        cache,
+    )
+
+
+def test_the_next_process_compiles_nothing(cache: Path) -> None:
+    program = (
+        TRAINING
+        + """
+step, losses = make("tiny")
+step_until(lambda: settled() and not uop.engine._undecided, step)
+print(uop.engine.counts.compiles, uop.engine.counts.cache_hits)
+"""
+    )
+    compiles, hits = map(int, auto(program, cache).split())
+    assert compiles >= 1
+    assert hits == 0
+    compiles, hits = map(int, auto(program, cache).split())
+    assert compiles == 0
+    assert hits >= 1
+
+
+def test_a_damaged_cache_is_made_anew(cache: Path) -> None:
+    program = """
+    x = torch.arange(1000.0, device="tiny")
+    results = []
+    step_until(settled, lambda: results.append((x * 2 + 1).tanh().sum().item()))
+    expected = (torch.arange(1000.0) * 2 + 1).tanh().sum().item()
+    torch.testing.assert_close(torch.tensor(results), torch.full((len(results),), expected))
+    print(uop.engine.counts.compiles)
+    """
+    assert auto(program, cache).strip() == "1"
+    for file in cache.iterdir():
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(bytes(content))
+    assert auto(program, cache).strip() == "1"
+
+
+def test_a_cache_that_others_can_write_is_not_trusted(cache: Path) -> None:
+    program = """
+    x = torch.arange(1000.0, device="tiny")
+    step_until(settled, lambda: (x * 2 + 1).sin().sum().item())
+    print(uop.engine.counts.compiles)
+    """
+    assert auto(program, cache).strip() == "1"
+    cache.chmod(0o777)
+    assert auto(program, cache).strip() == "1"
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    program = """
+    x = torch.arange(1000.0, device="tiny")
+    step_until(settled, lambda: (x * 2 + 1).cos().sum().item())
+    print(uop.engine.counts.compiles)
+    """
+    assert auto(program, blocked / "cache").strip() == "1"
+
+
+def test_two_processes_share_a_cache(cache: Path) -> None:
+    program = """
+    import subprocess, sys
+    if len(sys.argv) == 1:
+        other = subprocess.Popen([sys.executable, "-c", open("/proc/self/cmdline").read().split(
+            chr(0))[2], "child"])
+    x = torch.arange(5000.0, device="tiny")
+    results = []
+    step_until(settled, lambda: results.append((x * 3 - 1).exp().log().sum().item()))
+    expected = (torch.arange(5000.0) * 3 - 1).exp().log().sum().item()
+    torch.testing.assert_close(torch.tensor(results), torch.full((len(results),), expected))
+    if len(sys.argv) == 1:
+        assert other.wait(60) == 0
+    """
+    auto(program, cache)
+
+
+def test_a_killed_worker_is_replaced(cache: Path) -> None:
+    auto(
+        """
+import os, signal
+x = torch.arange(1000.0, device="tiny")
+def first():
+    assert (x + 1).sum().item() == 500500
+def running():
+    process = uop.engine._worker._process
+    return process is not None
+step_until(running, first)
+os.kill(uop.engine._worker._process.pid, signal.SIGKILL)
+step_until(lambda: uop.engine.counts.failures == 1, first)
+def second():
+    assert (x * 2).sum().item() == 999000
+step_until(lambda: uop.engine.counts.compiles == 1 and settled(), second)
+""",
+        cache,
+    )
+
+
+def test_changing_shapes_keep_compiles_bounded(cache: Path) -> None:
+    auto(
+        """
+import itertools
+lengths = itertools.cycle(range(1, 200))
+def step():
+    x = torch.ones(next(lengths), 8, device="tiny")
+    assert torch.softmax(x * 2, -1).sum().item() > 0
+for _ in range(199):
+    step()
+assert uop.engine.counts.compiles == 0  # seen once each: not hot
+""",
+        cache,
+    )
+
+
+def test_uop_mode_names_what_it_cannot_compile() -> None:
+    python(
+        """
+        import torch
+        x = torch.rand(4, 4, device="tiny")
+        for _ in range(2):
+            try:
+                torch.linalg.qr(x + 1)[0].sum().item()
+            except RuntimeError as error:
+                message = str(error)
+        assert "linalg_qr" in message and "TORCH_TINY_ENGINE=uop" in message, message
+        y = torch.ones(3, device="tiny")
+        assert [(y + 1).tolist() for _ in range(2)][1] == [2, 2, 2]
+        """,
+        TORCH_TINY_ENGINE="uop",
+        TORCH_TINY_CACHE="",
+    )
+
+
+def test_validation_finds_no_difference_in_training() -> None:
+    python(
+        "import torch\n"
+        + TRAINING
+        + """
+step, losses = make("tiny")
+for _ in range(4):
+    step()
+other, expected = make("cpu")
+for _ in losses:
+    other()
+torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+""",
+        TORCH_TINY_ENGINE="auto",
+        TORCH_TINY_VALIDATE="1",
+        TORCH_TINY_CACHE="",
+    )
+
+
+def test_a_wrong_mode_is_a_clear_error() -> None:
+    code = """
+    try:
+        import torch_tiny
+    except ValueError as error:
+        assert "auto, aten, uop" in str(error)
+    else:
+        raise AssertionError("no error")
+    """
+    python(code, TORCH_TINY_ENGINE="fast", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+
+
+def test_a_process_forked_before_use_compiles(cache: Path) -> None:
+    auto(
+        """
+import os
+child = os.fork()
+if child == 0:
+    x = torch.arange(100.0, device="tiny")
+    step_until(settled, lambda: (x * 2).sum().item())
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+""",
+        cache,
+    )
+
+
+def test_without_a_compiler_everything_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    out = python(
+        """
+        import torch, torch_tiny
+        from torch_tiny.engine import uop
+        assert uop.engine is None
+        assert (torch.ones(3, device="tiny") + 1).tolist() == [2, 2, 2]
+        from torch_tiny.cli import info
+        print(info())
+        """,
+        TORCH_TINY_ENGINE="auto",
+        PATH=str(tmp_path / "bin"),
+    )
+    assert "gcc" in out

@@ -1,0 +1,91 @@
+// A compiled plan: the calls of a trace as steps, each one operator call or one fused region that
+// runs either as PyTorch's own operators or as compiled kernels, whichever was measured faster.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tiny {
+
+// A function of a shared object that lives as long as the region does.
+struct Kernel {
+  using Function = void (*)(void* const* buffers, int64_t begin, int64_t end);
+  std::string name;
+  Function function = nullptr;
+  std::vector<int> buffers;  // >= 0: of the region; -1-k: its temporary k
+  int64_t parallel = 1;      // extent of the loop that begin and end cut
+  int64_t work = 0;          // rough bytes and operations
+};
+
+// Where a kernel finds a buffer: the memory of a slot, or a number that came with a call.
+struct RegionBuffer {
+  bool is_slot = true;
+  uint32_t slot = 0;
+  uint32_t call = 0;
+  uint32_t value = 0;
+  int32_t item = -1;  // of a list of numbers
+  bool is_written = false;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+};
+
+// Which way to run a region, from measurements that take turns on real runs.
+class Choice {
+ public:
+  enum class Engine : uint8_t { kAten, kUop };
+
+  Engine next() const {
+    return decided_ ? best_ : turn_ % 2 == 0 ? Engine::kUop : Engine::kAten;
+  }
+  bool decided() const {
+    return decided_;
+  }
+  void add(Engine engine, double seconds);
+  void decide(Engine engine) {
+    best_ = engine;
+    decided_ = true;
+  }
+  double seconds(Engine engine) const {
+    return shortest_[static_cast<size_t>(engine)];
+  }
+
+ private:
+  static constexpr int kTurns = 14;  // seven each, and the first of each does not count
+
+  int turn_ = 0;
+  bool decided_ = false;
+  Engine best_ = Engine::kAten;
+  std::array<double, 2> shortest_{1e30, 1e30};
+};
+
+struct Region {
+  std::string name;
+  std::vector<uint32_t> calls;  // what it stands for, in order
+  std::vector<RegionBuffer> buffers;
+  std::vector<uint32_t> made;  // slots that come to exist here and are used afterwards
+  std::vector<Kernel> kernels;
+  std::vector<size_t> temporaries;          // offsets into the arena
+  size_t arena = 0;                         // bytes
+  std::vector<std::pair<int, int>> copies;  // temporary -> buffer, at the end
+  std::vector<size_t> copy_bytes;
+  Choice choice;
+};
+
+struct Step {
+  int32_t call = -1;
+  int32_t region = -1;
+  std::vector<uint32_t> release;  // slots that no later step needs
+};
+
+struct Compiled {
+  std::vector<Step> steps;
+  std::vector<Region> regions;
+  std::shared_ptr<void> library;
+};
+
+}  // namespace tiny

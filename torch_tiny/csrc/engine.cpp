@@ -1,0 +1,86 @@
+#include "engine.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstring>
+
+namespace tiny {
+namespace {
+
+constexpr int64_t kWorkOfThread = 1 << 16;  // less is not worth waking a thread for
+
+Compiler*& the_compiler() {
+  static auto* compiler = new Compiler;
+  return compiler;
+}
+
+}  // namespace
+
+Compiler& Compiler::get() {
+  return *the_compiler();
+}
+
+void Compiler::renew() {
+  auto* compiler = new Compiler;
+  compiler->mode = get().mode.load();
+  compiler->validates = get().validates.load();
+  compiler->compile_now = get().compile_now;
+  the_compiler() = compiler;
+}
+
+void Compiler::wake() {
+  {
+    std::lock_guard lock(mutex_);
+    woken_ = true;
+  }
+  changed_.notify_all();
+}
+
+void Compiler::offer(Job job) {
+  {
+    std::lock_guard lock(mutex_);
+    if (jobs_.size() >= kMostWaiting) {
+      return;
+    }
+    jobs_.push_back(std::move(job));
+  }
+  changed_.notify_one();
+}
+
+std::optional<Job> Compiler::take(std::chrono::duration<double> patience) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, patience, [&] { return !jobs_.empty() || woken_; });
+  woken_ = false;
+  if (jobs_.empty()) {
+    return std::nullopt;
+  }
+  auto job = std::move(jobs_.front());
+  jobs_.pop_front();
+  return job;
+}
+
+void run_kernels(const Region& region, c10::ArrayRef<void*> buffers, char* arena) {
+  c10::SmallVector<void*, 16> pointers;
+  for (const auto& kernel : region.kernels) {
+    pointers.clear();
+    for (const auto buffer : kernel.buffers) {
+      pointers.push_back(buffer >= 0 ? buffers[buffer] : arena + region.temporaries[-1 - buffer]);
+    }
+    const auto threads = std::min<int64_t>(kernel.work / kWorkOfThread, kernel.parallel);
+    if (threads < 2 || at::get_num_threads() < 2) {
+      kernel.function(pointers.data(), 0, kernel.parallel);
+    } else {
+      const auto grain = (kernel.parallel + threads - 1) / threads;
+      at::parallel_for(0, kernel.parallel, grain, [&](int64_t begin, int64_t end) {
+        kernel.function(pointers.data(), begin, end);
+      });
+    }
+  }
+  for (size_t i = 0; i < region.copies.size(); ++i) {
+    const auto [temporary, buffer] = region.copies[i];
+    std::memcpy(buffers[buffer], arena + region.temporaries[temporary], region.copy_bytes[i]);
+  }
+}
+
+}  // namespace tiny

@@ -1,0 +1,64 @@
+// The door to the compiler, which is Python in other processes: traces worth compiling go out as
+// jobs, compiled plans come back to their queue. Nothing here waits for it, except in mode `uop`.
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "compiled.h"
+#include "device.h"
+
+namespace tiny {
+
+enum class Mode : uint8_t {
+  kAten,  // never compile
+  kAuto,  // compile what is hot in the background, keep what is faster
+  kUop,   // compile everything at first sight, or refuse
+};
+
+struct Job {
+  c10::DeviceIndex device = 0;
+  uint64_t plan = 0;
+  std::string trace;  // see describe.h
+};
+
+class Compiler {
+ public:
+  static Compiler& get();
+  // In a forked child: its locks may be held by threads that stayed behind.
+  static void renew();
+
+  std::atomic<Mode> mode{Mode::kAten};
+  std::atomic<bool> validates{false};
+
+  // Drops the job if too many wait already.
+  void offer(Job job);
+  // The next job, or nothing after this long or when woken up.
+  std::optional<Job> take(std::chrono::duration<double> patience);
+  void wake();
+
+  // Compiles and installs at once; returns what went wrong. Called without the GIL.
+  std::function<std::string(const Job&)> compile_now;
+
+ private:
+  static constexpr size_t kMostWaiting = 64;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Job> jobs_;
+  bool woken_ = false;
+};
+
+// Calls the kernels of a region in order; `buffers` are its buffers.
+void run_kernels(const Region& region, c10::ArrayRef<void*> buffers, char* arena);
+
+}  // namespace tiny

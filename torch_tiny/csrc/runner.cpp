@@ -1,0 +1,344 @@
+#include "runner.h"
+
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <chrono>
+
+#include "allocator.h"
+#include "engine.h"
+#include "host_call.h"
+
+namespace tiny {
+namespace {
+
+using Engine = Choice::Engine;
+
+bool has_layout(const at::Tensor& tensor, const Result& expected) {
+  return tensor.sizes() == expected.spec.sizes && tensor.strides() == expected.spec.strides &&
+      tensor.storage_offset() == expected.offset && tensor.scalar_type() == expected.spec.dtype &&
+      tensor.is_conj() == expected.spec.conj && tensor.is_neg() == expected.spec.neg;
+}
+
+at::Tensor with_layout(const at::Tensor& tensor, const Result& expected, c10::Device host) {
+  auto memory = at::empty_strided(
+      {static_cast<int64_t>(expected.nbytes)}, {1}, at::device(host).dtype(at::kByte));
+  auto result = host_tensor(
+      memory.storage(),
+      expected.spec.sizes,
+      expected.spec.strides,
+      expected.offset,
+      expected.spec.dtype,
+      false,
+      false);
+  result.copy_(tensor);
+  return result;
+}
+
+// Tells in the error which operator failed, and where it was recorded.
+void add_context(c10::Error& error, const Operator& op, const std::string& place) {
+  error.add_context("raised by " + op.name + ", recorded at " + place);
+}
+
+double now() {
+  const auto time = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(time).count();
+}
+
+}  // namespace
+
+Runner::Runner(Trace& trace, const Plan& plan, c10::DeviceIndex device)
+    : trace_(trace),
+      plan_(plan),
+      device_(device),
+      host_(host_device(device)),
+      states_(trace.slots.size()) {}
+
+void Runner::run() {
+  if (plan_.compiled != nullptr) {
+    return run_steps(*plan_.compiled);
+  }
+  for (size_t i = 0; i < trace_.calls.size(); ++i) {
+    run_one(trace_.calls[i]);
+    for (auto k = plan_.release_begin[i]; k < plan_.release_begin[i + 1]; ++k) {
+      release(plan_.release[k]);
+    }
+  }
+}
+
+void Runner::fail_all(const std::string& why) {
+  const auto error = std::make_exception_ptr(
+      c10::Error({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, why));
+  for (const auto& call : trace_.calls) {
+    fail(call, error);
+  }
+}
+
+void Runner::run_steps(Compiled& compiled) {
+  for (const auto& step : compiled.steps) {
+    if (step.call >= 0) {
+      run_one(trace_.calls[step.call]);
+    } else {
+      run_region(compiled.regions[step.region]);
+    }
+    for (const auto slot : step.release) {
+      release(slot);
+    }
+  }
+}
+
+void Runner::run_one(const Call& call) {
+  if (auto failed = failed_input(call)) {
+    return fail(call, failed);
+  }
+  try {
+    run_call(call);
+  } catch (c10::Error& error) {
+    add_context(error, *call.signature->op, describe(call.where));
+    fail(call, std::current_exception());
+  } catch (...) {
+    fail(call, std::current_exception());
+  }
+}
+
+void Runner::release(uint32_t slot) {
+  states_[slot] = {};
+  trace_.slots[slot].reset();
+}
+
+// A region whose inputs failed runs call by call, so that each result knows why it failed.
+void Runner::run_region(Region& region) {
+  auto& compiler = Compiler::get();
+  const bool must_compile = compiler.mode.load(std::memory_order_relaxed) == Mode::kUop;
+  const auto engine = has_failed(region) ? Engine::kAten
+      : must_compile                     ? Engine::kUop
+                                         : region.choice.next();
+  const bool timed = !region.choice.decided() && !must_compile;
+  const auto begin = timed ? now() : 0;
+  if (engine == Engine::kAten) {
+    for (const auto call : region.calls) {
+      run_one(trace_.calls[call]);
+    }
+  } else {
+    try {
+      if (C10_UNLIKELY(compiler.validates.load(std::memory_order_relaxed))) {
+        validate(region);
+      } else {
+        run_compiled(region);
+      }
+    } catch (...) {
+      for (const auto call : region.calls) {
+        fail(trace_.calls[call], std::current_exception());
+      }
+    }
+  }
+  if (timed) {
+    region.choice.add(engine, now() - begin);
+  }
+}
+
+void Runner::run_compiled(const Region& region) {
+  for (const auto slot : region.made) {
+    auto memory = c10::Storage(allocate_host(device_, trace_.slots[slot]->nbytes()));
+    if (plan_.temporary[slot]) {
+      states_[slot].memory = std::move(memory);
+    } else {
+      trace_.slots[slot]->adopt(std::move(memory));
+    }
+  }
+  c10::SmallVector<void*, 32> buffers;
+  for (const auto& buffer : region.buffers) {
+    buffers.push_back(pointer(buffer));
+  }
+  c10::intrusive_ptr<c10::StorageImpl> arena;
+  if (region.arena != 0) {
+    arena = allocate_host(device_, region.arena);
+  }
+  run_kernels(region, buffers, arena ? static_cast<char*>(arena->mutable_data()) : nullptr);
+}
+
+// Runs both ways from the same memory and compares everything that was written.
+void Runner::validate(const Region& region) {
+  struct Written {
+    uint32_t slot;
+    c10::ScalarType dtype;
+    at::Tensor before, compiled;
+  };
+  auto whole = [&](const RegionBuffer& buffer) {
+    const auto memory = memory_of(buffer.slot);
+    const auto size = static_cast<int64_t>(memory.nbytes()) /
+        static_cast<int64_t>(c10::elementSize(buffer.dtype));
+    return host_tensor(memory, {size}, {1}, 0, buffer.dtype, false, false);
+  };
+  std::vector<Written> written;
+  for (const auto& buffer : region.buffers) {
+    if (buffer.is_slot && buffer.is_written) {
+      const bool made =
+          std::find(region.made.begin(), region.made.end(), buffer.slot) != region.made.end();
+      written.push_back(
+          {buffer.slot, buffer.dtype, made ? at::Tensor() : whole(buffer).clone(), {}});
+    }
+  }
+  run_compiled(region);
+  size_t next = 0;
+  for (const auto& buffer : region.buffers) {
+    if (buffer.is_slot && buffer.is_written) {
+      auto& one = written[next++];
+      auto now = whole(buffer);
+      one.compiled = now.clone();
+      if (one.before.defined()) {
+        now.copy_(one.before);
+      }
+    }
+  }
+  for (const auto call : region.calls) {
+    run_one(trace_.calls[call]);
+  }
+  next = 0;
+  for (const auto& buffer : region.buffers) {
+    if (buffer.is_slot && buffer.is_written) {
+      const auto& one = written[next++];
+      const auto expected = whole(buffer);
+      TORCH_CHECK(
+          at::allclose(one.compiled.to(at::kDouble), expected.to(at::kDouble), 1e-3, 1e-4, true),
+          "TORCH_TINY_VALIDATE: ",
+          region.name,
+          " differs from PyTorch's operators in slot ",
+          one.slot,
+          ", recorded at ",
+          describe(trace_.calls[region.calls.front()].where));
+    }
+  }
+}
+
+bool Runner::has_failed(const Region& region) const {
+  for (const auto& buffer : region.buffers) {
+    if (buffer.is_slot &&
+        (states_[buffer.slot].failure != nullptr ||
+         trace_.slots[buffer.slot]->failure != nullptr)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void* Runner::pointer(const RegionBuffer& buffer) {
+  if (buffer.is_slot) {
+    return memory_of(buffer.slot).mutable_data();
+  }
+  const auto& given = trace_.values[trace_.calls[buffer.call].first_value + buffer.value];
+  const auto value = buffer.item < 0 ? given : given.toList().get(buffer.item);
+  if (!value.isTensor()) {
+    auto& number = numbers_.emplace_back();
+    value.isDouble() ? void(number.real = value.toDouble()) : void(number.whole = value.toInt());
+    return &number;
+  }
+  return value.toTensor().mutable_data_ptr();
+}
+
+c10::Storage Runner::memory_of(uint32_t slot) {
+  return states_[slot].memory ? states_[slot].memory : trace_.slots[slot]->memory();
+}
+
+const at::Tensor& Runner::stand_in(const Use& use, const Spec& spec) {
+  auto& state = states_[use.slot];
+  if (state.spec != nullptr && state.offset == use.offset &&
+      (state.spec == &spec || *state.spec == spec)) {
+    return state.tensor;
+  }
+  const auto& memory = state.memory ? state.memory : trace_.slots[use.slot]->memory();
+  state.tensor =
+      host_tensor(memory, spec.sizes, spec.strides, use.offset, spec.dtype, spec.conj, spec.neg);
+  state.spec = &spec;
+  state.offset = use.offset;
+  return state.tensor;
+}
+
+void Runner::run_call(const Call& call) {
+  const auto& signature = *call.signature;
+  stack_.clear();
+  push_arguments(
+      stack_,
+      signature,
+      trace_.values.data() + call.first_value,
+      [&](size_t i) -> const at::Tensor& {
+        return stand_in(trace_.uses[call.first_use + i], signature.specs[i]);
+      },
+      host_);
+  call_on_host(*signature.op, device_, stack_);
+  size_t next = 0;
+  for (size_t i = 0; i < stack_.size(); ++i) {
+    if (signature.op->returns[i] >= 0 || signature.list_sizes[i] == Signature::kSize) {
+      continue;
+    }
+    if (signature.list_sizes[i] == Signature::kTensor) {
+      take_result(call, next++, std::move(stack_[i]).toTensor());
+    } else {
+      auto list = stack_[i].toTensorVector();
+      stack_[i] = {};
+      for (auto& tensor : list) {
+        take_result(call, next++, std::move(tensor));
+      }
+    }
+  }
+}
+
+void Runner::take_result(const Call& call, size_t index, at::Tensor tensor) {
+  const auto& expected = call.signature->results[index];
+  if (!expected.defined) {
+    return;
+  }
+  TORCH_CHECK(
+      tensor.defined() && tensor.sizes() == expected.spec.sizes,
+      "torch_tiny expected a result of sizes ",
+      c10::IntArrayRef(expected.spec.sizes),
+      " but got ",
+      tensor.defined() ? c10::str(tensor.sizes()) : std::string("none"));
+  // A fresh result owns its memory: two references are this tensor's and no one else's.
+  if (C10_UNLIKELY(
+          !has_layout(tensor, expected) || tensor.device() != host_ ||
+          tensor.storage().use_count() != 1)) {
+    call.signature->stale = true;
+    ++relayouts;
+    tensor = with_layout(tensor, expected, host_);
+  }
+  const auto slot = call.first_fresh + index;
+  auto& state = states_[slot];
+  if (plan_.temporary[slot]) {
+    state.memory = tensor.storage();
+  } else {
+    trace_.slots[slot]->adopt(tensor.storage());
+  }
+  state.tensor = std::move(tensor);
+  state.spec = &expected.spec;
+  state.offset = expected.offset;
+}
+
+std::exception_ptr Runner::failed_input(const Call& call) const {
+  for (size_t i = 0; i < call.signature->specs.size(); ++i) {
+    const auto slot = trace_.uses[call.first_use + i].slot;
+    if (states_[slot].failure != nullptr) {
+      return states_[slot].failure;
+    }
+    if (trace_.slots[slot]->failure != nullptr) {
+      return trace_.slots[slot]->failure;
+    }
+  }
+  return nullptr;
+}
+
+// Results that were never made raise when they are read; what was written before stays.
+void Runner::fail(const Call& call, const std::exception_ptr& why) {
+  if (failure == nullptr) {
+    failure = why;
+  }
+  for (size_t i = 0; i < call.signature->results.size(); ++i) {
+    const auto slot = call.first_fresh + i;
+    states_[slot].failure = why;
+    if (trace_.slots[slot]) {
+      trace_.slots[slot]->failure = why;
+    }
+  }
+}
+
+}  // namespace tiny

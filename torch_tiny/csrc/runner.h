@@ -1,0 +1,64 @@
+// Running one trace on real memory: its calls in order, or the steps of its compiled plan.
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include <deque>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "trace.h"
+
+namespace tiny {
+
+class Runner {
+ public:
+  Runner(Trace& trace, const Plan& plan, c10::DeviceIndex device);
+
+  void run();
+  // Nothing is run: all results of the trace raise this.
+  void fail_all(const std::string& why);
+
+  std::exception_ptr failure;  // the first one
+  uint64_t relayouts = 0;
+
+ private:
+  // What a slot holds while its trace runs.
+  struct SlotState {
+    at::Tensor tensor;  // the last stand-in that was made; usually the next call wants the same
+    const Spec* spec = nullptr;
+    int64_t offset = 0;
+    c10::Storage memory;  // of a temporary
+    std::exception_ptr failure;
+  };
+
+  void run_steps(Compiled& compiled);
+  void run_one(const Call& call);
+  void run_call(const Call& call);
+  void run_region(Region& region);
+  void run_compiled(const Region& region);
+  void validate(const Region& region);
+  void release(uint32_t slot);
+  bool has_failed(const Region& region) const;
+  void* pointer(const RegionBuffer& buffer);
+  c10::Storage memory_of(uint32_t slot);
+  const at::Tensor& stand_in(const Use& use, const Spec& spec);
+  void take_result(const Call& call, size_t index, at::Tensor tensor);
+  std::exception_ptr failed_input(const Call& call) const;
+  void fail(const Call& call, const std::exception_ptr& why);
+
+  Trace& trace_;
+  const Plan& plan_;
+  const c10::DeviceIndex device_;
+  const c10::Device host_;
+  std::vector<SlotState> states_;
+  c10::Stack stack_;
+  union Number {
+    double real;
+    int64_t whole;
+  };
+  std::deque<Number> numbers_;  // that kernels read; their addresses stay
+};
+
+}  // namespace tiny

@@ -1,0 +1,299 @@
+"""Renders the linear UOps of one kernel as a C function of plain loops for gcc to vectorize."""
+
+import math
+import struct
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from torch_tiny.engine import c_math
+from torch_tiny.uops import (
+    AddrSpace,
+    DType,
+    Ops,
+    Renderer,
+    UOp,
+    called_name,
+    dtypes,
+)
+
+_C_NAMES = {
+    dtypes.bool: "_Bool",
+    dtypes.int8: "int8_t",
+    dtypes.uint8: "uint8_t",
+    dtypes.int16: "int16_t",
+    dtypes.uint16: "uint16_t",
+    dtypes.int32: "int32_t",
+    dtypes.uint32: "uint32_t",
+    dtypes.int64: "int64_t",
+    dtypes.uint64: "uint64_t",
+    dtypes.float16: "uint16_t",
+    dtypes.bfloat16: "uint16_t",
+    dtypes.float32: "float",
+    dtypes.float64: "double",
+}
+_UNSIGNED = {
+    dtypes.int8: "uint8_t",
+    dtypes.int16: "uint16_t",
+    dtypes.int32: "uint32_t",
+    dtypes.int64: "uint64_t",
+}
+
+_OPERATORS = {
+    Ops.ADD: "+", Ops.SUB: "-", Ops.MUL: "*", Ops.FDIV: "/", Ops.CDIV: "/", Ops.CMOD: "%",
+    Ops.AND: "&", Ops.OR: "|", Ops.XOR: "^", Ops.SHL: "<<", Ops.SHR: ">>",
+    Ops.CMPLT: "<", Ops.CMPNE: "!=", Ops.CMPEQ: "==",
+}  # fmt: skip
+# Signed overflow is undefined in C and wraps in PyTorch: these go through the unsigned type.
+_WRAPPING = {Ops.ADD, Ops.SUB, Ops.MUL, Ops.SHL, Ops.NEG}
+
+_HALF_BITS: dict[DType, Callable[[float], int]] = {
+    dtypes.bfloat16: lambda x: int(struct.unpack("<H", struct.pack("<f", x)[2:])[0]),
+    dtypes.float16: lambda x: int(np.float16(x).view(np.uint16)),
+}
+
+_REDUCTIONS = {Ops.ADD: "+", Ops.MUL: "*", Ops.OR: "|", Ops.AND: "&"}
+
+
+class Target(Renderer):
+    """What tinygrad's lowering has to know about our C: which operators exist."""
+
+    code_for_op: dict[Ops, Callable[..., str]] = dict.fromkeys(
+        (*_OPERATORS, Ops.WHERE, Ops.NEG, Ops.SQRT, Ops.TRUNC, Ops.EXP2, Ops.LOG2, Ops.SIN), str
+    )
+
+    def supported_dtypes(self) -> set[DType]:
+        return set(_C_NAMES)
+
+
+@dataclass
+class Function:
+    """A C function under construction."""
+
+    pointers: Mapping[UOp, str]
+    names: dict[UOp, str] = field(default_factory=dict)
+    from_memory: set[UOp] = field(default_factory=set)
+    uses: Counter[UOp] = field(default_factory=Counter)
+    lines: list[str] = field(default_factory=list)
+    prototypes: set[str] = field(default_factory=set)
+    depth: int = 1
+
+    def emit(self, line: str) -> None:
+        self.lines.append("  " * self.depth + line)
+
+
+def render(
+    name: str,
+    uops: Sequence[UOp],
+    pointers: Mapping[UOp, int],
+    written: set[int],
+    divided: UOp | None,
+) -> tuple[str, set[str]]:
+    """The text of `void name(void *const *buffers, begin, end)` and the prototypes it needs.
+
+    pointers: for each PARAM the position in `buffers`. divided: the loop cut by begin and end.
+    """
+    function = Function({u: f"p{i}" for u, i in pointers.items()})
+    function.uses = Counter(s for u in uops for s in u.src)
+    reductions = _reductions(uops)
+    for u in uops:
+        _render_one(function, u, reductions, divided)
+    kinds = {i: _C_NAMES[u.dtype] for u, i in pointers.items()}
+    order = sorted(kinds)
+    parameters = ", ".join(
+        f"{'' if i in written else 'const '}{kinds[i]} *restrict p{i}" for i in order
+    )
+    arguments = ", ".join(f"({kinds[i]} *)buffers[{i}]" for i in order)
+    text = "\n".join(
+        (
+            "static __attribute__((noinline))",
+            f"void {name}_body({parameters}, int64_t begin, int64_t end) {{",
+            *function.lines,
+            "}",
+            f"void {name}(void *const *buffers, int64_t begin, int64_t end) {{",
+            f"  {name}_body({arguments}, begin, end);",
+            "}",
+        )
+    )
+    return text, function.prototypes
+
+
+def c_name(dtype: DType) -> str:
+    return _C_NAMES[dtype]
+
+
+# --- one UOp ---
+
+
+def _render_one(
+    f: Function, u: UOp, reductions: Mapping[UOp, list[tuple[str, UOp]]], divided: UOp | None
+) -> None:
+    match u.op:
+        case Ops.NOOP | Ops.GROUP | Ops.CONST | Ops.SINK | Ops.SPECIAL | Ops.BARRIER | Ops.STACK:
+            return
+        case Ops.PARAM:
+            f.names[u] = f.pointers[u]
+        case Ops.AFTER:
+            f.names[u] = f.names[u.src[0]]
+        case Ops.BUFFER:
+            kind, count = _C_NAMES[u.dtype], u.max_numel()
+            scalar = u.addrspace is AddrSpace.REG and count == 1
+            f.names[u] = f"{'acc' if scalar else 'row'}{len(f.names)}"
+            f.emit(f"{kind} {f.names[u]};" if scalar else f"{kind} {f.names[u]}[{count}];")
+        case Ops.RANGE:
+            f.names[u] = f"i{len(f.names)}"
+            if u in reductions:
+                clauses = (f"reduction({op}:{f.names[acc]})" for op, acc in reductions[u])
+                f.emit(f"#pragma omp simd {' '.join(clauses)}")
+            i, kind = f.names[u], _kind(f, u)
+            first, last = ("begin", "end") if u is divided else ("0", _operand(f, u.src[0]))
+            f.emit(f"for ({kind} {i} = {first}; {i} < {last}; {i}++) {{")
+            f.depth += 1
+        case Ops.END | Ops.ENDIF:
+            f.depth -= 1
+            f.emit("}")
+        case Ops.IF:
+            f.emit(f"if ({_operand(f, u.src[0])}) {{")
+            f.depth += 1
+        case Ops.INDEX:
+            buffer, index = u.src
+            pointer = f.names[buffer]
+            is_scalar = pointer.startswith("acc")
+            f.names[u] = pointer if is_scalar else f"{pointer}[{_operand(f, index)}]"
+        case Ops.STORE:
+            f.emit(f"{f.names[u.src[0]]} = {_operand(f, u.src[1])};")
+        case Ops.LOAD:
+            f.from_memory.add(u)
+            text = f.names[u.src[0]]
+            if len(u.src) == 3:
+                text = f"({_operand(f, u.src[2])} ? {text} : {_operand(f, u.src[1])})"
+            _assign(f, u, text, u.src[0].addrspace is AddrSpace.REG and f.uses[u] == 1)
+        case _:
+            if any(s in f.from_memory for s in u.src):
+                f.from_memory.add(u)
+            name = called_name(u)
+            constant = u.op is Ops.CAST and u.src[0].op is Ops.CONST
+            keep = u.op is Ops.WHERE or (name is not None and c_math.is_function(name))
+            _assign(f, u, _expression(f, u, name), constant or (f.uses[u] == 1 and not keep))
+
+
+def _assign(f: Function, u: UOp, text: str, inline: bool) -> None:
+    if inline:
+        f.names[u] = text
+        return
+    f.names[u] = f"v{len(f.names)}"
+    f.emit(f"{_kind(f, u)} {f.names[u]} = {text};")
+
+
+def _kind(f: Function, u: UOp) -> str:
+    """The C type of a value. Indices are wide: gcc must not fear that they wrap around."""
+    is_index = u.dtype == dtypes.int32 and u not in f.from_memory
+    return _C_NAMES[dtypes.int64 if is_index else u.dtype]
+
+
+def _operand(f: Function, u: UOp) -> str:
+    return _constant(u.arg, u.dtype) if u.op is Ops.CONST else f.names[u]
+
+
+def _expression(f: Function, u: UOp, name: str | None) -> str:
+    if name is not None:
+        if c_math.is_function(name):
+            f.prototypes.add(c_math.prototype(name, u.dtype))
+        return c_math.expression(name, u.dtype, tuple(_operand(f, s) for s in u.src[:2]))
+    if u.op is Ops.CAST and u.src[0].op is Ops.CONST:
+        return _constant(u.src[0].arg, u.dtype)
+    source = [_operand(f, s) for s in u.src]
+    kind = _kind(f, u)
+    wraps = u.op in _WRAPPING and u.dtype in _UNSIGNED and u in f.from_memory
+    match u.op:
+        case Ops.CAST if u.dtype == dtypes.float16:
+            return f"tt_to_half({source[0]})"
+        case Ops.CAST if u.src[0].dtype == dtypes.float16:
+            return f"tt_from_half({source[0]})"
+        case Ops.CAST:
+            return f"(({kind}){source[0]})"
+        case Ops.BITCAST:
+            given = _C_NAMES[u.src[0].dtype]
+            return f"((union {{{given} from; {kind} to;}}){{.from = {source[0]}}}).to"
+        case Ops.WHERE:
+            return "({} ? {} : {})".format(*source)
+        case Ops.NEG:
+            return f"(({kind})-({_UNSIGNED[u.dtype]}){source[0]})" if wraps else f"(-{source[0]})"
+        case Ops.MAX:
+            return "({0} < {1} ? {1} : {0})".format(*source)
+        case Ops.SQRT | Ops.TRUNC:
+            return c_math.expression(u.op.name.lower(), u.dtype, tuple(source))
+        case Ops.EXP2 | Ops.LOG2 | Ops.SIN:
+            called = u.op.name.lower()
+            f.prototypes.add(c_math.prototype(called, u.dtype))
+            return c_math.expression(called, u.dtype, tuple(source))
+    operator = _OPERATORS[u.op]
+    if wraps:
+        unsigned = _UNSIGNED[u.dtype]
+        return f"(({kind})(({unsigned}){source[0]} {operator} ({unsigned}){source[1]}))"
+    return f"({source[0]} {operator} {source[1]})"
+
+
+def _constant(value: object, dtype: DType) -> str:
+    if dtype in _HALF_BITS:
+        return str(_HALF_BITS[dtype](float(value)))  # type: ignore[arg-type]
+    if dtype in dtypes.floats:
+        number = float(value)  # type: ignore[arg-type]
+        f = c_math.suffix(dtype)
+        if math.isnan(number):
+            return f'__builtin_nan{f}("")'
+        if math.isinf(number):
+            return f"({'-' if number < 0 else ''}__builtin_inf{f}())"
+        return f"({number!r}{f})" if number < 0 else f"{number!r}{f}"
+    number = int(value)  # type: ignore[call-overload]
+    if dtype == dtypes.bool:
+        return "1" if number else "0"
+    bits = 8 * dtype.itemsize
+    number &= (1 << bits) - 1
+    if dtype in dtypes.uints:
+        return f"{number}u" + ("ll" if bits == 64 else "")
+    number -= (1 << bits) * (number >> (bits - 1))
+    text = f"{number}{'ll' if bits == 64 else ''}"
+    if number == -(2**63):
+        text = f"{number + 1}ll - 1"
+    return text if number >= 0 else f"({text})"
+
+
+# --- reductions ---
+
+
+def _reductions(uops: Sequence[UOp]) -> dict[UOp, list[tuple[str, UOp]]]:
+    """(OpenMP operator, accumulator)s of each innermost loop that does nothing but accumulate."""
+    found: dict[UOp, list[tuple[str, UOp]]] = {}
+    opened: list[tuple[UOp, list[UOp]]] = []
+    for u in uops:
+        if u.op is Ops.RANGE:
+            opened.append((u, []))
+        elif u.op in (Ops.STORE, Ops.IF) and opened:
+            opened[-1][1].append(u)
+        elif u.op is Ops.END:
+            loop, effects = opened.pop()
+            if opened:
+                opened[-1][1].append(u)
+            accumulations = [_accumulation(e) for e in effects]
+            if accumulations and None not in accumulations:
+                found[loop] = [a for a in accumulations if a is not None]
+    return found
+
+
+def _accumulation(u: UOp) -> tuple[str, UOp] | None:
+    """acc = acc op value, as (the OpenMP name of op, acc)."""
+    if u.op is not Ops.STORE or u.src[0].addrspace is not AddrSpace.REG:
+        return None
+    target, value = u.src[0], u.src[1]
+    if value.op is Ops.WHERE:  # acc < x ? x : acc
+        less, larger, total = value.src
+        is_maximum = less.op is Ops.CMPLT and less.src == (total, larger)
+        operator = "max" if is_maximum else None
+        sources: tuple[UOp, ...] = (total,)
+    else:
+        operator, sources = _REDUCTIONS.get(value.op), value.src
+    reads = [s for s in sources if s.op is Ops.LOAD and s.src[0] is target]
+    return (operator, target.src[0].buf_uop) if operator and len(reads) == 1 else None

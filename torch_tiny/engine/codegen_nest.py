@@ -1,0 +1,74 @@
+"""A kernel of the schedule: loops around one store, and how its loads move with the loops."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch_tiny.uops import AddrSpace, Ops, UOp, simplified, sink_of, substituted
+
+
+@dataclass(frozen=True, eq=False)
+class Nest:
+    """for loops: target[index] = value. Buffers are PARAMs, loads are INDEX of a PARAM."""
+
+    loops: tuple[UOp, ...]
+    target: UOp
+    index: UOp
+    value: UOp
+
+    @cached_property
+    def extents(self) -> tuple[int, ...]:
+        return tuple(extent(r) for r in self.loops)
+
+    @cached_property
+    def size(self) -> int:
+        return math.prod(self.extents)
+
+    @cached_property
+    def loads(self) -> list[UOp]:
+        return loads(self.value)
+
+    @cached_property
+    def reduces(self) -> list[UOp]:
+        return [u for u in self.value.toposort() if u.op is Ops.REDUCE]
+
+    @cached_property
+    def sums_columns(self) -> bool:
+        """Whether its reductions should run along the last loop: see codegen_loops."""
+        return bool(self.loops) and is_contiguous_along(self.loops[-1], self.reduces)
+
+    def sink(self) -> UOp:
+        return sink_of(self.target.index(self.index).store(self.value).end(*self.loops))
+
+
+_MEMORY = (AddrSpace.GLOBAL, AddrSpace.LOCAL)
+
+
+def extent(loop: UOp) -> int:
+    return int(loop.vmax) + 1
+
+
+def loads(u: UOp) -> list[UOp]:
+    """Loads, and places stored to: INDEX of a buffer in memory."""
+    return [x for x in u.toposort() if x.op is Ops.INDEX and x.addrspace in _MEMORY]
+
+
+def stride(load: UOp, loop: UOp) -> int | None:
+    """How far the load moves with the first step of the loop; None if that varies."""
+    index = load.src[1].get_idx()
+    first, second = (substituted(index, {loop: loop.const_like(k)}) for k in (0, 1))
+    step = simplified(second - first)
+    return int(step.arg) if step.op is Ops.CONST else None
+
+
+def is_contiguous_along(loop: UOp, reduces: Iterable[UOp]) -> bool:
+    """Whether the loads of the reductions run along this loop rather than along their own."""
+    along = across = 0
+    for reduce in reduces:
+        for load in loads(reduce.src[0]):
+            strides = [stride(load, r) for r in reduce.src[1:] if r in load.ranges]
+            if strides and loop in load.ranges:
+                across += 1 in strides
+                along += 1 not in strides and stride(load, loop) == 1
+    return along > across

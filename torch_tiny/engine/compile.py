@@ -1,0 +1,296 @@
+"""From the text of a trace to a plan: steps, regions and one shared object with their kernels."""
+
+import ctypes
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torch_tiny.engine import c_math
+from torch_tiny.engine.codegen import VARIANTS, Program, compile_shared_object, generate
+from torch_tiny.graph import Group, Values, group, values
+from torch_tiny.lower import has_lowering, is_heavy
+from torch_tiny.trace import SCALAR_TYPE_NUMBERS, Call, Tensor, Trace, read_trace
+
+# Trying loop shapes must not take the machine's memory, nor long.
+_MOST_BYTES_TRIED = 256 << 20
+_TRIES = 5
+
+
+@dataclass
+class Plan:
+    """What the core installs, as JSON values."""
+
+    steps: list[tuple[int, int, list[int]]]
+    """(call, region, slots to let go of); -1 for none."""
+    regions: list[dict[str, Any]]
+    not_lowered: dict[str, str]
+    """Operators that stay calls, and why."""
+    sources: dict[str, str]
+    """The C of each region."""
+
+
+def compile_trace(text: str, library: Path, everything: bool = False) -> Plan:
+    """Compile the regions of a trace into `library`, which is not made if there is none.
+
+    everything: also what PyTorch's own kernels do better, such as matrix products.
+    """
+    trace = read_trace(text)
+    compiler = _Compiler(trace, everything)
+    groups = compiler.groups()
+    compiler.choose_variants(library)
+    return Plan(
+        _steps(trace, groups),
+        [compiler.region(g) for g in groups if g.is_region],
+        compiler.not_lowered,
+        {g_name(i): c.program.source for i, c in enumerate(compiler.unique)},
+    )
+
+
+def g_name(number: int) -> str:
+    return f"r{number}"
+
+
+@dataclass
+class _Candidate:
+    """The ways to write one region, of which one is chosen."""
+
+    values: Values
+    variants: list[Program]
+    chosen: int = 0
+
+    @property
+    def program(self) -> Program:
+        return self.variants[self.chosen]
+
+
+class _Compiler:
+    def __init__(self, trace: Trace, everything: bool) -> None:
+        self._trace = trace
+        self._everything = everything
+        self.not_lowered: dict[str, str] = {}
+        self._refused: set[int] = set()
+        self.unique: list[_Candidate] = []
+        self._by_key: dict[str, int] = {}
+        self._of_group: dict[int, tuple[int, Values]] = {}
+
+    def groups(self) -> list[Group]:
+        """The steps, after calls that turned out not to be lowered were taken out of regions."""
+        while True:
+            groups = group(self._trace, self._belongs)
+            before = len(self._refused)
+            for number, one in enumerate(groups):
+                if one.is_region:
+                    self._evaluate(one, _needed_after(self._trace, groups, number))
+            if len(self._refused) == before:
+                return groups
+            self._of_group.clear()
+
+    def choose_variants(self, library: Path) -> None:
+        if not self.unique:
+            return
+        programs = {
+            f"{g_name(i)}v{k}": program
+            for i, candidate in enumerate(self.unique)
+            for k, program in enumerate(candidate.variants)
+        }
+        compile_shared_object(_one_file(programs), library)
+        loaded = ctypes.CDLL(str(library))
+        for i, candidate in enumerate(self.unique):
+            if len(candidate.variants) > 1:
+                times = _time_variants(loaded, candidate, g_name(i))
+                candidate.chosen = times.index(min(times))
+
+    def region(self, one: Group) -> dict[str, Any]:
+        number, own = self._of_group[one.calls[0].number]
+        candidate = self.unique[number]
+        program = candidate.program
+        prefix = f"{g_name(number)}v{candidate.chosen}"
+        return {
+            "name": _describe(one.calls),
+            "calls": [call.number for call in one.calls],
+            "buffers": [
+                {
+                    "slot": buffer.slot,
+                    "written": i in own.outputs,
+                    "dtype": SCALAR_TYPE_NUMBERS[buffer.dtype],
+                }
+                if buffer.slot is not None
+                else {"call": buffer.call, "value": buffer.value, "item": buffer.item}
+                for i, buffer in enumerate(own.buffers)
+            ],
+            "made": own.made,
+            "kernels": [
+                {
+                    "name": f"{prefix}_{kernel.name}",
+                    "buffers": kernel.buffers,
+                    "parallel": kernel.parallel,
+                    "work": kernel.work,
+                }
+                for kernel in program.kernels
+            ],
+            "temporaries": program.temporaries,
+            "copies": [
+                (temporary, buffer, own.buffers[buffer].size * own.buffers[buffer].dtype.itemsize)
+                for temporary, buffer in program.copies
+            ],
+            "engine": "",
+        }
+
+    def _belongs(self, call: Call) -> bool:
+        if call.number in self._refused:
+            return False
+        why = ""
+        if not call.is_plain:
+            why = "an argument of a kind that is not compiled"
+        elif not has_lowering(call.op):
+            why = "no lowering"
+        elif not self._everything and is_heavy(call.op):
+            why = "PyTorch's own kernel is better"
+        if why:
+            self._refuse(call, why)
+        return not why
+
+    def _refuse(self, call: Call, why: str) -> None:
+        self._refused.add(call.number)
+        self.not_lowered.setdefault(call.op, why)
+
+    def _evaluate(self, one: Group, needed_after: set[int]) -> None:
+        try:
+            own = values(self._trace, one.calls, needed_after)
+            key = _key(self._trace, one.calls, needed_after)
+            if key not in self._by_key:
+                self.unique.append(_Candidate(own, list(_variants(own, self._everything))))
+                self._by_key[key] = len(self.unique) - 1
+            self._of_group[one.calls[0].number] = (self._by_key[key], own)
+        except Exception as error:  # a bug in a lowering or in tinygrad costs speed, nothing else
+            self._blame(one, f"{type(error).__name__}: {error}")
+
+    def _blame(self, one: Group, why: str) -> None:
+        """Find the calls that cannot be compiled even alone; all of them if there are none."""
+        alone = [call for call in one.calls if not self._compiles(call)]
+        for call in alone or one.calls:
+            self._refuse(call, why)
+
+    def _compiles(self, call: Call) -> bool:
+        try:
+            own = values(self._trace, [call], call.writes)
+            generate(own.typed(), own.outputs)
+        except Exception:
+            return False
+        return True
+
+
+def _variants(own: Values, everything: bool) -> Iterator[Program]:
+    """Programs that differ; the first one alone where time matters more than speed."""
+    seen: set[str] = set()
+    for variant in VARIANTS[:1] if everything else VARIANTS:
+        program = generate(own.typed(), own.outputs, variant)
+        if program.source not in seen:
+            seen.add(program.source)
+            yield program
+
+
+def _steps(trace: Trace, groups: list[Group]) -> list[tuple[int, int, list[int]]]:
+    last: dict[int, int] = {}
+    for number, one in enumerate(groups):
+        for call in one.calls:
+            for slot in call.reads | call.writes:
+                last[slot] = number
+    release: dict[int, list[int]] = {}
+    for slot, number in last.items():
+        if trace.slots[slot].is_temporary:
+            release.setdefault(number, []).append(slot)
+    steps = []
+    region = 0
+    for number, one in enumerate(groups):
+        let_go = sorted(release.get(number, []))
+        if one.is_region:
+            steps.append((-1, region, let_go))
+            region += 1
+        else:
+            steps.append((one.calls[0].number, -1, let_go))
+    return steps
+
+
+def _needed_after(trace: Trace, groups: list[Group], number: int) -> set[int]:
+    """Slots whose content matters once this group has run."""
+    needed = {slot for slot, one in enumerate(trace.slots) if not one.is_temporary}
+    for later in groups[number + 1 :]:
+        for call in later.calls:
+            needed |= call.reads
+    return needed
+
+
+def _describe(calls: list[Call]) -> str:
+    """A name for people: the first few operators."""
+    names = [re.sub(r"^aten::|\..*$", "", call.op) for call in calls]
+    more = f"+{len(names) - 4}" if len(names) > 4 else ""
+    return "_".join(names[:4]) + more
+
+
+def _key(trace: Trace, calls: list[Call], needed_after: set[int]) -> str:
+    """Equal for regions that need the same code: slots and calls are numbered anew."""
+    slots: dict[int, int] = {}
+
+    def plain(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            slot = slots.setdefault(item.slot, len(slots))
+            return ("t", slot, str(item.dtype), repr(item.spec))
+        if isinstance(item, list):
+            return [plain(one) for one in item]
+        return repr(item)
+
+    described = [
+        (call.op, [plain(arg) for arg in call.args], [plain(one) for one in call.results])
+        for call in calls
+    ]
+    sizes = [(trace.slots[slot].nbytes, slot in needed_after) for slot in slots]
+    return json.dumps([described, sizes])
+
+
+def _one_file(programs: dict[str, Program]) -> str:
+    """The C of several programs, each with a prefix to the names of its kernels."""
+    prototypes: set[str] = set()
+    kernels = []
+    for prefix, program in programs.items():
+        prototypes.update(program.source.partition(c_math.HELPERS)[0].splitlines())
+        # Kernels that are the same function have the same name.
+        for kernel in {kernel.name: kernel for kernel in program.kernels}.values():
+            kernels.append(
+                re.sub(rf"\b({kernel.name}(_body)?)(?=\()", rf"{prefix}_\1", kernel.source)
+            )
+    return "\n".join((*sorted(prototypes), c_math.HELPERS, *kernels))
+
+
+def _time_variants(library: ctypes.CDLL, candidate: _Candidate, name: str) -> list[float]:
+    """Seconds of each variant on made-up data; the first counts where trying would cost much."""
+    buffers = candidate.values.buffers
+    total = sum(buffer.size * buffer.dtype.itemsize for buffer in buffers)
+    if total > _MOST_BYTES_TRIED:
+        return [0.0, *(1.0 for _ in candidate.variants[1:])]
+    arrays = [_sample(buffer.size, buffer.dtype.itemsize) for buffer in buffers]
+    times = []
+    for k, program in enumerate(candidate.variants):
+        scratch = [np.zeros(max(size, 64), np.uint8) for size in program.temporaries]
+        shortest = float("inf")
+        for _ in range(_TRIES):
+            begin = time.perf_counter()
+            for kernel in program.kernels:
+                pointers = [arrays[b] if b >= 0 else scratch[-1 - b] for b in kernel.buffers]
+                table = (ctypes.c_void_p * len(pointers))(*(a.ctypes.data for a in pointers))
+                function = getattr(library, f"{name}v{k}_{kernel.name}")
+                function(table, ctypes.c_int64(0), ctypes.c_int64(kernel.parallel))
+            shortest = min(shortest, time.perf_counter() - begin)
+        times.append(shortest)
+    return times
+
+
+def _sample(size: int, itemsize: int) -> "np.ndarray[Any, Any]":
+    """Zeros are valid as any type, also as an index."""
+    return np.zeros(size * itemsize, np.uint8)

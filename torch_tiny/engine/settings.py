@@ -1,0 +1,46 @@
+"""What the environment says about compiling."""
+
+import importlib.util
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+MODES = ("auto", "aten", "uop")
+
+
+@dataclass(frozen=True)
+class Settings:
+    mode: str
+    """auto: compile what is hot, keep what is faster. aten: never. uop: everything, at once."""
+    validate: bool
+    """Compile at first sight; every region is also run by PyTorch's operators and compared."""
+    cache: Path | None
+    """Where compiled plans are kept between processes; None: nowhere."""
+
+
+def from_environment() -> Settings:
+    """Reads TORCH_TINY_ENGINE, TORCH_TINY_VALIDATE and TORCH_TINY_CACHE."""
+    mode = os.environ.get("TORCH_TINY_ENGINE", "auto")
+    if mode not in MODES:
+        raise ValueError(f"TORCH_TINY_ENGINE={mode!r} is not known; choose from {', '.join(MODES)}")
+    return Settings(mode, os.environ.get("TORCH_TINY_VALIDATE", "0") == "1", _cache_folder())
+
+
+def why_not_compiled() -> str | None:
+    """What is missing for compiling, and how to get it; None if nothing is."""
+    if shutil.which("gcc") is None:
+        return "no gcc was found: install it (Debian: apt install gcc) to have hot code compiled"
+    if importlib.util.find_spec("tinygrad") is None:
+        return "tinygrad is not installed: pip install tinygrad==0.14.0 to have hot code compiled"
+    return None
+
+
+def _cache_folder() -> Path | None:
+    given = os.environ.get("TORCH_TINY_CACHE")
+    if given == "":
+        return None
+    if given is not None:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "torch_tiny"

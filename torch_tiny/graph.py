@@ -1,0 +1,242 @@
+"""A trace as a graph: which calls form regions, and the pure values that a region computes."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_tiny.lower import Lifted, NoLowering, lower
+from torch_tiny.lower.tools import DTYPES
+from torch_tiny.trace import Call, Tensor, Trace, Value
+from torch_tiny.uops import DType, UOp, buffer_param
+from torch_tiny.views import read, write
+
+MOST_CALLS = 200  # in a region: compile time grows faster than its calls
+
+
+@dataclass
+class Group:
+    """Calls that become one step: a region, or one call that stays a call."""
+
+    calls: list[Call]
+    is_region: bool
+    before: set[int] = field(default_factory=set)
+    """Numbers of the groups that have to run first."""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """What a kernel is given: the storage of a slot, or a number that came with a call."""
+
+    dtype: torch.dtype
+    size: int
+    slot: int | None = None
+    call: int = 0
+    value: int = 0
+    item: int = -1
+
+
+@dataclass
+class Values:
+    """A region as pure values: `outputs[i]` is the final content of buffer i."""
+
+    buffers: list[Buffer]
+    outputs: dict[int, UOp]
+    made: list[int]
+    """Slots that come to exist in the region and are needed after it."""
+
+    def typed(self) -> list[tuple[DType, int]]:
+        return [(DTYPES[buffer.dtype], buffer.size) for buffer in self.buffers]
+
+
+def group(trace: Trace, belongs: Callable[[Call], bool]) -> list[Group]:
+    """The steps of a trace, in an order in which they can run.
+
+    Regions are as large as they can be while no value leaves one and comes back into it through
+    something else. Calls keep their order wherever one of them writes what the other one touches.
+    """
+    groups: list[Group] = []
+    member: dict[int, int] = {}
+    for call, needed in zip(trace.calls, _dependencies(trace), strict=True):
+        before = {member[number] for number in needed}
+        home = _home(groups, before) if belongs(call) else None
+        if home is None:
+            home = len(groups)
+            groups.append(Group([], belongs(call)))
+        groups[home].calls.append(call)
+        groups[home].before |= before - {home}
+        member[call.number] = home
+    return _in_order(groups)
+
+
+def values(trace: Trace, calls: list[Call], needed_after: set[int]) -> Values:
+    """What a region computes. Raises NoLowering where a call cannot be lowered after all."""
+    return _Evaluation(trace, calls).run(needed_after)
+
+
+def _dependencies(trace: Trace) -> Iterable[set[int]]:
+    """For each call the calls that must run before it, nearest ones only."""
+    writer: dict[int, int] = {}
+    readers: dict[int, set[int]] = {}
+    for call in trace.calls:
+        needed: set[int] = set()
+        for slot in call.reads:
+            if slot in writer:
+                needed.add(writer[slot])
+        for slot in call.writes:
+            if slot in writer:
+                needed.add(writer[slot])
+            needed |= readers.get(slot, set())
+        for slot in call.reads - call.writes:
+            readers.setdefault(slot, set()).add(call.number)
+        for slot in call.writes:
+            writer[slot] = call.number
+            readers[slot] = set()
+        yield needed - {call.number}
+
+
+def _home(groups: list[Group], before: set[int]) -> int | None:
+    """The region that a call may join: one that it needs rather than another, late ones first.
+
+    A call may join a region unless something else that it needs depends on that region.
+    """
+    reach = _upstream(groups, before)
+    others = (number for number in range(len(groups) - 1, -1, -1) if number not in reach)
+    needed = (
+        number
+        for number in sorted(before, reverse=True)
+        if number not in _upstream(groups, before - {number})
+    )
+    for number in (*needed, *others):
+        if groups[number].is_region and len(groups[number].calls) < MOST_CALLS:
+            return number
+    return None
+
+
+def _upstream(groups: list[Group], start: set[int]) -> set[int]:
+    seen: set[int] = set()
+    stack = list(start)
+    while stack:
+        number = stack.pop()
+        if number not in seen:
+            seen.add(number)
+            stack += groups[number].before
+    return seen
+
+
+def _in_order(groups: list[Group]) -> list[Group]:
+    order: list[Group] = []
+    done: set[int] = set()
+
+    def visit(number: int) -> None:
+        stack = [(number, iter(sorted(groups[number].before)))]
+        done.add(number)
+        while stack:
+            at, rest = stack[-1]
+            for other in rest:
+                if other not in done:
+                    done.add(other)
+                    stack.append((other, iter(sorted(groups[other].before))))
+                    break
+            else:
+                order.append(groups[at])
+                stack.pop()
+
+    for number in range(len(groups)):
+        if number not in done:
+            visit(number)
+    return order
+
+
+class _Evaluation:
+    """Runs the calls of a region on UOps: each storage has a current value."""
+
+    def __init__(self, trace: Trace, calls: list[Call]) -> None:
+        self._trace = trace
+        self._calls = calls
+        self._buffers: list[Buffer] = []
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._current: dict[int, UOp] = {}
+        self._first: dict[int, UOp] = {}
+        self._dtypes: dict[int, torch.dtype] = {}
+        self._made = {
+            result.slot for call in calls for result in call.results if isinstance(result, Tensor)
+        }
+
+    def run(self, needed_after: set[int]) -> Values:
+        for call in self._calls:
+            self._apply(call)
+        outputs: dict[int, UOp] = {}
+        made: list[int] = []
+        for slot, value in self._current.items():
+            if slot in self._made:
+                if slot not in needed_after:
+                    continue
+                made.append(slot)
+            elif value is self._first[slot]:
+                continue
+            outputs[self._buffer_of(slot)] = value
+        return Values(self._buffers, outputs, made)
+
+    def _apply(self, call: Call) -> None:
+        results = lower(call.op, [self._argument(call, arg) for arg in call.args], {})
+        targets = [*call.results, *call.written]
+        if len(results) != len(targets):
+            raise NoLowering(f"{len(results)} results for {len(targets)} tensors", call.op)
+        for target, value in zip(targets, results, strict=True):
+            if isinstance(target, Tensor) and value is not None:
+                self._write(target, value)
+
+    def _argument(self, call: Call, arg: Any) -> Any:
+        if isinstance(arg, list):
+            return [self._argument(call, item) for item in arg]
+        if isinstance(arg, Tensor):
+            return read(self._value_of(arg), arg.spec)
+        if isinstance(arg, Value):
+            return self._number(call, arg)
+        return arg
+
+    def _number(self, call: Call, value: Value) -> Any:
+        if value.known is not None:
+            return value.known
+        key = ("value", call.number, value.index, value.item)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._buffers)
+            buffer = Buffer(value.dtype, 1, None, call.number, value.index, value.item)
+            self._buffers.append(buffer)
+        number = self._numbers[key]
+        uop = buffer_param(number, DTYPES[value.dtype], 1).reshape(())
+        if not value.is_number:
+            return uop
+        return Lifted(uop, float if value.dtype.is_floating_point else int)
+
+    def _value_of(self, tensor: Tensor) -> UOp:
+        self._check_dtype(tensor)
+        if tensor.slot not in self._current:
+            number = self._buffer_of(tensor.slot)
+            size = self._buffers[number].size
+            value = buffer_param(number, DTYPES[tensor.dtype], size)
+            self._current[tensor.slot] = self._first[tensor.slot] = value
+        return self._current[tensor.slot]
+
+    def _write(self, tensor: Tensor, value: UOp) -> None:
+        if tensor.slot in self._made and tensor.slot not in self._current:
+            self._check_dtype(tensor)
+            size = self._trace.slots[tensor.slot].nbytes // tensor.dtype.itemsize
+            nothing = UOp.const(0, DTYPES[tensor.dtype]).reshape((1,)).expand((size,))
+            self._current[tensor.slot] = nothing
+        self._current[tensor.slot] = write(self._value_of(tensor), tensor.spec, value)
+
+    def _check_dtype(self, tensor: Tensor) -> None:
+        if self._dtypes.setdefault(tensor.slot, tensor.dtype) != tensor.dtype:
+            raise NoLowering("memory seen as two types")
+
+    def _buffer_of(self, slot: int) -> int:
+        key = ("slot", slot)
+        if key not in self._numbers:
+            dtype = self._dtypes[slot]
+            size = self._trace.slots[slot].nbytes // dtype.itemsize
+            self._numbers[key] = len(self._buffers)
+            self._buffers.append(Buffer(dtype, size, slot))
+        return self._numbers[key]

@@ -1,0 +1,140 @@
+"""Arithmetic on operands of one dtype, right for NaN, zero divisors and small integers."""
+
+from typing import Literal
+
+from torch_tiny.lower.promote import is_float
+from torch_tiny.lower.tools import full_like
+from torch_tiny.uops import UOp, call, dtypes
+
+
+def less(a: UOp, b: UOp) -> UOp:
+    return a < b
+
+
+def less_equal(a: UOp, b: UOp) -> UOp:
+    """tinygrad's <= is not(>), which holds for NaN."""
+    return (a < b) | a.eq(b) if is_float(a.dtype) else a <= b
+
+
+def is_nan(x: UOp) -> UOp:
+    return x.ne(x) if is_float(x.dtype) else full_like(x, False, dtypes.bool)
+
+
+def maximum(a: UOp, b: UOp) -> UOp:
+    if is_float(a.dtype):
+        return call("maximum", a, b)
+    return (a | b) if a.dtype == dtypes.bool else (a < b).where(b, a)
+
+
+def minimum(a: UOp, b: UOp) -> UOp:
+    if is_float(a.dtype):
+        return call("minimum", a, b)
+    return (a & b) if a.dtype == dtypes.bool else (b < a).where(b, a)
+
+
+def absolute(x: UOp) -> UOp:
+    if is_float(x.dtype):
+        return call("fabs", x)
+    return (x < 0).where(-x, x) if x.dtype not in (dtypes.bool, dtypes.uint8) else x
+
+
+def sigmoid(x: UOp) -> UOp:
+    return (call("exp", -x) + 1.0).reciprocal()
+
+
+def tanh(x: UOp) -> UOp:
+    return call("tanh", x)
+
+
+def exp(x: UOp) -> UOp:
+    return call("exp", x)
+
+
+def log(x: UOp) -> UOp:
+    return call("log", x)
+
+
+def softplus(x: UOp, beta: UOp, threshold: UOp) -> UOp:
+    scaled = x * beta
+    return (threshold < scaled).where(x, call("log1p", exp(scaled)) / beta)
+
+
+def log_sigmoid(x: UOp) -> UOp:
+    return minimum(x, full_like(x, 0)) - call("log1p", exp(-absolute(x)))
+
+
+def add(a: UOp, b: UOp) -> UOp:
+    return a | b if a.dtype == dtypes.bool else a + b
+
+
+def mul(a: UOp, b: UOp) -> UOp:
+    return a & b if a.dtype == dtypes.bool else a * b
+
+
+def _safe_divisor(b: UOp) -> UOp:
+    # The processor traps on n/0 and on the lowest integer / -1.
+    return (b.eq(0) | b.eq(-1)).where(full_like(b, 1), b)
+
+
+def _int_divide(a: UOp, b: UOp, floor: bool) -> UOp:
+    rounding: Literal["floor", "trunc"] = "floor" if floor else "trunc"
+    if a.dtype == dtypes.uint8:
+        return a.div(b.eq(0).where(full_like(b, 1), b), rounding_mode=rounding)
+    return b.eq(-1).where(-a, a.div(_safe_divisor(b), rounding_mode=rounding))
+
+
+def _int_remainder(a: UOp, b: UOp, floor: bool) -> UOp:
+    safe = _safe_divisor(b) if a.dtype != dtypes.uint8 else b.eq(0).where(full_like(b, 1), b)
+    return a - a.div(safe, rounding_mode="floor" if floor else "trunc") * safe
+
+
+def floor_divide(a: UOp, b: UOp) -> UOp:
+    if not is_float(a.dtype):
+        return _int_divide(a, b, floor=True)
+    # As c10::div_floor_floating: exact where a/b would round up to the next integer.
+    mod = call("fmod", a, b)
+    quotient = (a - mod) / b
+    quotient = (mod.ne(0) & ((b < 0) ^ (mod < 0))).where(quotient - 1.0, quotient)
+    floored = call("floor", quotient)
+    floored = ((quotient - floored) > 0.5).where(floored + 1.0, floored)
+    result = quotient.ne(0).where(floored, call("copysign", full_like(a, 0.0), a / b))
+    return b.eq(0).where(a / b, result)
+
+
+def trunc_divide(a: UOp, b: UOp) -> UOp:
+    return call("trunc", a / b) if is_float(a.dtype) else _int_divide(a, b, floor=False)
+
+
+def remainder(a: UOp, b: UOp) -> UOp:
+    if not is_float(a.dtype):
+        return _int_remainder(a, b, floor=True)
+    mod = call("fmod", a, b)
+    return (mod.ne(0) & ((b < 0) ^ (mod < 0))).where(mod + b, mod)
+
+
+def fmod(a: UOp, b: UOp) -> UOp:
+    return call("fmod", a, b) if is_float(a.dtype) else _int_remainder(a, b, floor=False)
+
+
+def int_power(x: UOp, exponent: int) -> UOp:
+    """Repeated squares; a negative power of an integer is 0 unless it is 1 or -1."""
+    if exponent < 0:
+        odd = full_like(x, -1 if exponent % 2 else 1)
+        return x.eq(1).where(full_like(x, 1), x.eq(-1).where(odd, full_like(x, 0)))
+    result, square = full_like(x, 1), x
+    while exponent:
+        if exponent & 1:
+            result = result * square
+        exponent >>= 1
+        square = square * square if exponent else square
+    return result
+
+
+def shift(a: UOp, b: UOp, left: bool) -> UOp:
+    bits = 8 * a.dtype.itemsize
+    outside = (b < 0) | (b >= bits)
+    amount = outside.where(full_like(b, 0 if left else bits - 1), b)
+    if a.dtype == dtypes.uint8:
+        shifted = (a << amount) if left else (a >> amount)
+        return outside.where(full_like(a, 0), shifted)
+    return outside.where(full_like(a, 0), a << amount) if left else a >> amount

@@ -1,0 +1,84 @@
+"""Tensors made from numbers."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch_tiny.lower.promote import (
+    Number,
+    Operand,
+    as_uop,
+    cast,
+    is_float,
+    known,
+    math_dtype,
+    result_dtype,
+)
+from torch_tiny.lower.tools import Rule, arange, full, to_dtype
+from torch_tiny.uops import DType, UOp, dtypes
+from torch_tiny.views import int_shape
+
+
+def _arange(*bounds: Number, dtype: DType | None) -> UOp:
+    start, end, step = (known(v, "a bound of arange") for v in bounds)
+    floats = any(isinstance(v, float) for v in (start, end, step))
+    result = to_dtype(dtype, dtypes.float32 if floats else dtypes.int64)
+    n = max(0, math.ceil((end - start) / step))
+    wide = dtypes.float64 if is_float(result) else dtypes.int64
+    if is_float(result) and not floats and n < 1 << 24 and max(abs(start), abs(end)) < 1 << 24:
+        wide = dtypes.float32
+    values = arange(n).cast(wide) * as_uop(step, wide) + as_uop(start, wide)
+    return cast(values, result)
+
+
+def _linspace(start: Operand, end: Operand, steps: int, dtype: DType | None) -> UOp:
+    result = to_dtype(dtype, dtypes.float32)
+    wide = math_dtype(result) if is_float(result) else dtypes.float32
+    first, last = (as_uop(v, wide) for v in (start, end))
+    if steps <= 1:
+        return cast(first.reshape((1,)).expand((steps,)), result)
+    at, step = arange(steps), (last - first) / float(steps - 1)
+    up = first + step * at.cast(wide)
+    down = last - step * (steps - 1 - at).cast(wide)
+    return cast((at < steps // 2).where(up, down), result)
+
+
+def _full(size: Sequence[int], value: Number, dtype: DType | None, *_: Any) -> UOp:
+    return full(size, value, to_dtype(dtype, result_dtype(value)))
+
+
+def _like(value: Number) -> Rule:
+    return lambda x, dtype, *_: full(int_shape(x), value, to_dtype(dtype, x.dtype))
+
+
+def _new(value: Number) -> Rule:
+    return lambda x, size, dtype, *_: full(size, value, to_dtype(dtype, x.dtype))
+
+
+def _eye(n: int, m: int, dtype: DType | None) -> UOp:
+    return cast(arange(n).unsqueeze(1).eq(arange(m)) if n and m else
+                full((n, m), False, dtypes.bool), to_dtype(dtype, dtypes.float32))  # fmt: skip
+
+
+TABLE: dict[str, Rule] = {
+    "arange": lambda end, dtype, *_: _arange(0, end, 1, dtype=dtype),
+    "arange.start": lambda start, end, dtype, *_: _arange(start, end, 1, dtype=dtype),
+    "arange.start_step": lambda start, end, step, dtype, *_: _arange(start, end, step, dtype=dtype),
+    **dict.fromkeys(
+        ("linspace", "linspace.Tensor_Tensor", "linspace.Tensor_Scalar", "linspace.Scalar_Tensor"),
+        lambda start, end, steps, dtype, *_: _linspace(start, end, steps, dtype),
+    ),
+    "eye": lambda n, dtype, *_: _eye(n, n, dtype),
+    "eye.m": lambda n, m, dtype, *_: _eye(n, m, dtype),
+    "full": _full,
+    "zeros": lambda size, *rest: _full(size, 0.0, *rest),
+    "ones": lambda size, *rest: _full(size, 1.0, *rest),
+    "_efficientzerotensor": lambda size, *rest: _full(size, 0.0, *rest),
+    "scalar_tensor": lambda value, dtype, *_: full((), value, to_dtype(dtype, dtypes.float32)),
+    "full_like": lambda x, value, dtype, *_: full(int_shape(x), value, to_dtype(dtype, x.dtype)),
+    "zeros_like": _like(0),
+    "ones_like": _like(1),
+    "new_full": lambda x, size, value, dtype, *_: full(size, value, to_dtype(dtype, x.dtype)),
+    "new_zeros": _new(0),
+    "new_ones": _new(1),
+}

@@ -1,0 +1,104 @@
+"""The long tail: PyTorch's own decompositions, traced on fake tensors into calls with rules."""
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions, decomposition_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from torch_tiny.lower.promote import Lifted, NoLowering
+from torch_tiny.lower.tools import DTYPES, full
+from torch_tiny.uops import UOp
+from torch_tiny.views import int_shape
+
+Step = Callable[[str, Sequence[Any], Mapping[str, Any]], tuple[UOp | None, ...]]
+
+_TORCH_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
+
+
+def available(op: torch._ops.OpOverload) -> bool:
+    return op in _table()
+
+
+def lower_by_tracing(
+    op: torch._ops.OpOverload, args: Sequence[Any], step: Step, has_rule: Callable[[str], bool]
+) -> tuple[UOp | None, ...]:
+    """Traces the decomposition of one call and lowers each call it makes by `step`."""
+    leaves, spec = pytree.tree_flatten(list(args))
+    if any(isinstance(leaf, Lifted) for leaf in leaves):
+        raise NoLowering("a decomposition needs the value of a number")
+    tensors = [leaf for leaf in leaves if isinstance(leaf, UOp)]
+
+    def call(*given: torch.Tensor) -> Any:
+        left = iter(given)
+        filled = [next(left) if isinstance(leaf, UOp) else leaf for leaf in leaves]
+        return _call(op, pytree.tree_unflatten(filled, spec))
+
+    table = {o: rule for o, rule in _table().items() if not has_rule(_name(o)) or o is op}
+    try:
+        with FakeTensorMode():
+            fakes = [torch.empty(int_shape(x), dtype=_TORCH_DTYPES[x.dtype]) for x in tensors]
+            # Decompositions write in place; the tables have functional operators only.
+            pure = torch.func.functionalize(call, remove="mutations_and_views")
+            graph = make_fx(pure, decomposition_table=table)(*fakes)
+    except NoLowering:
+        raise
+    except Exception as error:
+        raise NoLowering(f"tracing its decomposition failed: {error}") from error
+    return _interpret(graph, tensors, step)
+
+
+def _call(op: torch._ops.OpOverload, bound: Sequence[Any]) -> Any:
+    positional = [v for a, v in zip(op._schema.arguments, bound, strict=True) if not a.kwarg_only]
+    named = {a.name: v for a, v in zip(op._schema.arguments, bound, strict=True) if a.kwarg_only}
+    return op(*positional, **named)
+
+
+def _interpret(
+    graph: torch.fx.GraphModule, tensors: Sequence[UOp], step: Step
+) -> tuple[UOp | None, ...]:
+    values: dict[Node, Any] = {}
+    inputs = iter(tensors)
+
+    def value(node: Node) -> Any:
+        return values[node]
+
+    for node in graph.graph.nodes:
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value)
+        if node.op == "placeholder":
+            values[node] = next(inputs)
+        elif node.op == "get_attr":
+            values[node] = _constant(getattr(graph, node.target))
+        elif node.op == "output":
+            return tuple(x for x in pytree.tree_leaves(args, is_leaf=lambda v: v is None))
+        elif node.target is operator.getitem:
+            values[node] = args[0][args[1]]
+        else:
+            results = step(_name(node.target), args, kwargs)
+            many = len(node.target._schema.returns) > 1 or "List" in str(
+                node.target._schema.returns[0].type
+            )
+            values[node] = results if many else results[0]
+    raise NoLowering("its decomposition gives nothing")
+
+
+def _constant(tensor: torch.Tensor) -> UOp:
+    if tensor.numel() != 1 or tensor.dtype not in DTYPES:
+        raise NoLowering("its decomposition has a table of numbers")
+    return full(tuple(tensor.shape), tensor.item(), DTYPES[tensor.dtype])
+
+
+def _name(op: Any) -> str:
+    namespace, _, rest = str(op).partition(".")
+    return f"{namespace}::{rest}".removesuffix(".default")
+
+
+@functools.cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    return {**decomposition_table, **core_aten_decompositions()}

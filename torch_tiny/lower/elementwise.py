@@ -1,0 +1,410 @@
+"""Elementwise operators: one entry is the operator on values that are promoted already."""
+
+import math
+from collections.abc import Callable
+
+from torch_tiny.lower.arithmetic import (
+    absolute,
+    add,
+    floor_divide,
+    fmod,
+    int_power,
+    is_nan,
+    less,
+    less_equal,
+    log,
+    maximum,
+    minimum,
+    mul,
+    remainder,
+    shift,
+    sigmoid,
+    trunc_divide,
+)
+from torch_tiny.lower.promote import (
+    Lifted,
+    NoLowering,
+    Number,
+    Operand,
+    as_uop,
+    cast,
+    elementwise,
+    elementwise_float,
+    is_float,
+    known,
+    math_dtype,
+    result_dtype,
+)
+from torch_tiny.lower.tools import Rule, full_like, select, to_dtype
+from torch_tiny.uops import DType, UOp, call, dtypes
+
+Unary = Callable[[UOp], UOp]
+Binary = Callable[[UOp, UOp], UOp]
+
+
+def _scaled(function: Binary) -> Rule:
+    """a + alpha*b and the like."""
+
+    def rule(a: Operand, b: Operand, alpha: Number) -> UOp:
+        if alpha is True or (not isinstance(alpha, Lifted) and alpha == 1):
+            return elementwise(function, a, b)
+        dtype = result_dtype(a, b)
+        factor = as_uop(alpha, math_dtype(dtype))
+        return elementwise(lambda x, y: function(x, mul(factor, y)), a, b)
+
+    return rule
+
+
+def divide(a: Operand, b: Operand, rounding: str | None = None) -> UOp:
+    if rounding is None:
+        return elementwise_float(lambda x, y: x / y, a, b)
+    return elementwise(floor_divide if rounding == "floor" else trunc_divide, a, b)
+
+
+def power(a: Operand, b: Operand) -> UOp:
+    """The exponents that PyTorch's kernel treats apart, and pow or repeated squares for others."""
+    dtype = result_dtype(a, b)
+    if not is_float(dtype):
+        if isinstance(b, UOp | Lifted):
+            raise NoLowering("an integer power needs the value of its exponent")
+        return int_power(as_uop(a, dtype), int(b))
+    special = _POWERS.get(float(b)) if isinstance(b, int | float) else None
+    if special is not None:
+        return elementwise(lambda x, _: special(x), a, b)
+    return elementwise(lambda x, y: call("pow", x, y), a, b)
+
+
+_POWERS: dict[float, Unary] = {
+    0.0: lambda x: full_like(x, 1.0),
+    1.0: lambda x: x,
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
+    -1.0: lambda x: x.reciprocal(),
+    -2.0: lambda x: (x * x).reciprocal(),
+    0.5: lambda x: call("sqrt", x),
+    -0.5: lambda x: call("sqrt", x).reciprocal(),
+}
+
+
+def clamp(x: UOp, low: Operand | None, high: Operand | None) -> UOp:
+    bounds = [b for b in (low, high) if b is not None]
+    if low is not None and high is not None:
+        return elementwise(lambda v, lo, hi: minimum(maximum(v, lo), hi), x, low, high)
+    return elementwise(maximum if high is None else minimum, x, *bounds)
+
+
+# --- rounding, signs ---
+
+
+def _rounded(name: str) -> Rule:
+    return lambda x: elementwise(lambda v: call(name, v), x) if is_float(x.dtype) else x
+
+
+def _round_decimals(x: UOp, decimals: int) -> UOp:
+    if not is_float(x.dtype) or decimals == 0:
+        return _rounded("rint")(x)  # type: ignore[return-value]
+    ten = 10.0 ** abs(decimals)
+    if decimals > 0:
+        return elementwise(lambda v: call("rint", v * ten) / ten, x)
+    return elementwise(lambda v: call("rint", v / ten) * ten, x)
+
+
+def _sign(x: UOp) -> UOp:
+    if x.dtype == dtypes.bool:
+        return x
+    one = full_like(x, 1)
+    negative = full_like(x, 0) if x.dtype == dtypes.uint8 else (x < 0).where(full_like(x, -1), 0)
+    return is_nan(x).where(full_like(x, 0), (x > 0).where(one, negative))
+
+
+def _signbit(x: UOp) -> UOp:
+    if is_float(x.dtype):
+        return call("copysign", full_like(x, 1.0), x) < 0
+    return x < 0 if x.dtype not in (dtypes.bool, dtypes.uint8) else full_like(x, False, dtypes.bool)
+
+
+def _nan_to_num(x: UOp, nan: Number | None, high: Number | None, low: Number | None) -> UOp:
+    if not is_float(x.dtype):
+        return x
+    top = _LARGEST[x.dtype]
+
+    def replaced(v: UOp) -> UOp:
+        v2 = is_nan(v).where(as_uop(0.0 if nan is None else nan, v.dtype), v)
+        v2 = v.eq(math.inf).where(as_uop(top if high is None else high, v.dtype), v2)
+        return v.eq(-math.inf).where(as_uop(-top if low is None else low, v.dtype), v2)
+
+    return elementwise(replaced, x)
+
+
+_LARGEST = {
+    dtypes.float16: 65504.0,
+    dtypes.bfloat16: 3.3895313892515355e38,
+    dtypes.float32: 3.4028234663852886e38,
+    dtypes.float64: 1.7976931348623157e308,
+}
+
+
+def _float_test(test: Unary, of_int: bool) -> Rule:
+    def rule(x: UOp) -> UOp:
+        if not is_float(x.dtype):
+            return full_like(x, of_int, dtypes.bool)
+        return test(x.cast(math_dtype(x.dtype)))
+
+    return rule
+
+
+# --- conversions ---
+
+
+def to_copy(x: UOp, dtype: DType | None) -> UOp:
+    return cast(x, to_dtype(dtype, x.dtype))
+
+
+def copy(x: UOp, source: Operand) -> UOp:
+    return as_uop(source, x.dtype).expand(x.shape)
+
+
+def where(condition: UOp, yes: Operand, no: Operand) -> UOp:
+    dtype = result_dtype(yes, no)
+    condition = cast(condition, dtypes.bool)
+    return condition.where(as_uop(yes, dtype), as_uop(no, dtype))
+
+
+def lerp(start: UOp, end: UOp, weight: Operand) -> UOp:
+    # As PyTorch: from the nearer end, so that weight 1 gives `end` exactly.
+    def mixed(a: UOp, b: UOp, w: UOp) -> UOp:
+        return (absolute(w) < 0.5).where(a + w * (b - a), b - (b - a) * (1.0 - w))
+
+    return elementwise(mixed, start, end, weight)
+
+
+def _xlogy(log_name: str) -> Binary:
+    def rule(x: UOp, y: UOp) -> UOp:
+        return is_nan(y).where(y, x.eq(0).where(full_like(x, 0), x * call(log_name, y)))
+
+    return rule
+
+
+def _logaddexp(base: str, log1p: Unary) -> Binary:
+    def rule(a: UOp, b: UOp) -> UOp:
+        top = maximum(a, b)
+        same_infinity = a.eq(b) & absolute(a).eq(math.inf)
+        return same_infinity.where(a, top + log1p(call(base, -absolute(a - b))))
+
+    return rule
+
+
+def _logit(x: UOp, eps: Number | None) -> UOp:
+    def rule(v: UOp) -> UOp:
+        if eps is not None:
+            low = as_uop(known(eps, "eps"), v.dtype)
+            v = minimum(maximum(v, low), 1.0 - low)
+        return log(v / (1.0 - v))
+
+    return elementwise_float(rule, x)
+
+
+def _copysign(a: Operand, b: Operand) -> UOp:
+    return elementwise_float(lambda x, y: call("copysign", x, y), a, b)
+
+
+def _same_dtype(function: Unary) -> Rule:
+    return lambda x: elementwise(function, x)
+
+
+def _float_unary(function: Unary) -> Rule:
+    return lambda x: elementwise_float(function, x)
+
+
+def _of_name(name: str) -> Rule:
+    return _float_unary(lambda x: call(name, x))
+
+
+def _binary(function: Binary) -> Rule:
+    return lambda a, b: elementwise(function, a, b)
+
+
+def _binary_float(function: Binary) -> Rule:
+    return lambda a, b: elementwise_float(function, a, b)
+
+
+def _compared(function: Binary) -> Rule:
+    return lambda a, b: elementwise(function, a, b, result=dtypes.bool)
+
+
+def _truth(function: Binary) -> Rule:
+    return lambda a, b: function(cast(a, dtypes.bool), cast(b, dtypes.bool))
+
+
+def _both(name: str, rule: Rule, *more: str) -> dict[str, Rule]:
+    """The same rule for a tensor and for a number as the second operand."""
+    return {f"{name}.{overload}": rule for overload in ("Tensor", "Scalar", *more)}
+
+
+_C_FUNCTIONS = [
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "lgamma",
+]
+
+TABLE: dict[str, Rule] = {
+    **{name: _of_name(name) for name in _C_FUNCTIONS},
+    "sigmoid": _float_unary(sigmoid),
+    "rsqrt": _float_unary(lambda x: call("sqrt", x).reciprocal()),
+    "reciprocal": _float_unary(lambda x: x.reciprocal()),
+    "sinc": _float_unary(
+        lambda x: x.eq(0).where(full_like(x, 1.0), call("sin", x * math.pi) / (x * math.pi))
+    ),
+    "logit": _logit,
+    "special_entr": _float_unary(
+        lambda x: is_nan(x).where(
+            x, (x > 0).where(-x * log(x), x.eq(0).where(full_like(x, 0), -math.inf))
+        )
+    ),
+    "special_ndtr": _float_unary(lambda x: call("erfc", x * -math.sqrt(0.5)) * 0.5),
+    "neg": _same_dtype(lambda x: -x),
+    "positive": lambda x: x,
+    "abs": _same_dtype(absolute),
+    "sign": _same_dtype(_sign),
+    "sgn": _same_dtype(_sign),
+    "square": _same_dtype(lambda x: x * x),
+    "floor": _rounded("floor"),
+    "ceil": _rounded("ceil"),
+    "trunc": _rounded("trunc"),
+    "round": _rounded("rint"),
+    "round.decimals": _round_decimals,
+    "frac": _same_dtype(lambda x: x - call("trunc", x)),
+    "signbit": _signbit,
+    "isnan": _float_test(is_nan, False),
+    "isinf": _float_test(lambda x: absolute(x).eq(math.inf), False),
+    "isposinf": _float_test(lambda x: x.eq(math.inf), False),
+    "isneginf": _float_test(lambda x: x.eq(-math.inf), False),
+    "nan_to_num": _nan_to_num,
+    "logical_not": lambda x: cast(x, dtypes.bool).logical_not(),
+    "bitwise_not": lambda x: ~x,
+    "add.Tensor": _scaled(add),
+    "add.Scalar": _scaled(add),
+    "sub.Tensor": _scaled(lambda a, b: a - b),
+    "sub.Scalar": _scaled(lambda a, b: a - b),
+    "rsub.Tensor": lambda a, b, alpha: _scaled(lambda x, y: x - y)(b, a, alpha),
+    "rsub.Scalar": lambda a, b, alpha: _scaled(lambda x, y: x - y)(b, a, alpha),
+    **_both("mul", _binary(mul)),
+    **_both("div", divide),
+    "div.Tensor_mode": divide,
+    "div.Scalar_mode": divide,
+    "floor_divide": _binary(floor_divide),
+    "floor_divide.Scalar": _binary(floor_divide),
+    **_both("remainder", _binary(remainder), "Scalar_Tensor"),
+    **_both("fmod", _binary(fmod)),
+    "pow.Tensor_Tensor": power,
+    "pow.Tensor_Scalar": power,
+    "pow.Scalar": power,
+    "maximum": _binary(maximum),
+    "minimum": _binary(minimum),
+    "fmax": _binary(lambda a, b: call("fmax", a, b) if is_float(a.dtype) else maximum(a, b)),
+    "fmin": _binary(lambda a, b: call("fmin", a, b) if is_float(a.dtype) else minimum(a, b)),
+    "atan2": _binary_float(lambda a, b: call("atan2", a, b)),
+    "hypot": _binary(lambda a, b: call("hypot", a, b)),
+    "nextafter": lambda a, b: call("nextafter", a, b),
+    "copysign.Tensor": _copysign,
+    "copysign.Scalar": _copysign,
+    "logaddexp": _binary(_logaddexp("exp", lambda x: call("log1p", x))),
+    "logaddexp2": _binary(_logaddexp("exp2", lambda x: call("log1p", x) * (1 / math.log(2)))),
+    **dict.fromkeys(
+        ("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other"), _binary_float(_xlogy("log"))
+    ),
+    **dict.fromkeys(
+        ("special_xlog1py", "special_xlog1py.self_scalar", "special_xlog1py.other_scalar"),
+        _binary_float(_xlogy("log1p")),
+    ),
+    "heaviside": lambda a, b: select(
+        is_nan(a), a, (a > 0).where(full_like(a, 1), (a < 0).where(full_like(a, 0), b))
+    ),
+    **_both("eq", _compared(lambda a, b: a.eq(b))),
+    **_both("ne", _compared(lambda a, b: a.ne(b))),
+    **_both("lt", _compared(less)),
+    **_both("le", _compared(less_equal)),
+    **_both("gt", _compared(lambda a, b: less(b, a))),
+    **_both("ge", _compared(lambda a, b: less_equal(b, a))),
+    **_both("bitwise_and", _binary(lambda a, b: a & b), "Scalar_Tensor"),
+    **_both("bitwise_or", _binary(lambda a, b: a | b), "Scalar_Tensor"),
+    **_both("bitwise_xor", _binary(lambda a, b: a ^ b), "Scalar_Tensor"),
+    **dict.fromkeys(
+        (
+            "bitwise_left_shift.Tensor",
+            "bitwise_left_shift.Tensor_Scalar",
+            "bitwise_left_shift.Scalar_Tensor",
+            "__lshift__.Tensor",
+            "__lshift__.Scalar",
+        ),
+        _binary(lambda a, b: shift(a, b, left=True)),
+    ),
+    **dict.fromkeys(
+        (
+            "bitwise_right_shift.Tensor",
+            "bitwise_right_shift.Tensor_Scalar",
+            "bitwise_right_shift.Scalar_Tensor",
+            "__rshift__.Tensor",
+            "__rshift__.Scalar",
+        ),
+        _binary(lambda a, b: shift(a, b, left=False)),
+    ),
+    "logical_and": _truth(lambda a, b: a & b),
+    "logical_or": _truth(lambda a, b: a | b),
+    "logical_xor": _truth(lambda a, b: a ^ b),
+    "clamp": clamp,
+    "clamp.Tensor": clamp,
+    "clamp_min": lambda x, low: clamp(x, low, None),
+    "clamp_min.Tensor": lambda x, low: clamp(x, low, None),
+    "clamp_max": lambda x, high: clamp(x, None, high),
+    "clamp_max.Tensor": lambda x, high: clamp(x, None, high),
+    "where.self": where,
+    "where.ScalarOther": where,
+    "where.ScalarSelf": where,
+    "where.Scalar": where,
+    "lerp.Scalar": lerp,
+    "lerp.Tensor": lerp,
+    "addcmul": lambda x, a, b, value: elementwise(
+        lambda p, q, r: p + as_uop(value, p.dtype) * q * r, x, a, b
+    ),
+    "addcdiv": lambda x, a, b, value: elementwise(
+        lambda p, q, r: p + as_uop(value, p.dtype) * q / r, x, a, b
+    ),
+    "_to_copy": lambda x, dtype, *_: to_copy(x, dtype),
+    "_conj": lambda x: x,
+    "_neg_view": _same_dtype(lambda x: -x),
+    "copy": lambda x, source, _: copy(x, source),
+    "_copy_from": lambda source, x, _: copy(x, source),
+    "clone": lambda x, _: x,
+    "contiguous": lambda x, _: x,
+    "alias": lambda x: x,
+    "detach": lambda x: x,
+    "lift_fresh": lambda x: x,
+    "fill.Scalar": lambda x, value: full_like(x, value),
+    "fill.Tensor": lambda x, value: copy(x, value),
+    "zero": lambda x: full_like(x, 0),
+    "masked_fill.Scalar": lambda x, mask, value: mask.where(as_uop(value, x.dtype), x),
+    "masked_fill.Tensor": lambda x, mask, value: mask.where(as_uop(value, x.dtype), x),
+    "deg2rad": _float_unary(lambda x: x * (math.pi / 180)),
+    "rad2deg": _float_unary(lambda x: x * (180 / math.pi)),
+}

@@ -1,0 +1,292 @@
+"""Which rule a call has: its own, or one derived from its schema."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_tiny.lower import (
+    activation,
+    creation,
+    decompose,
+    elementwise,
+    index,
+    matmul,
+    movement,
+    nn,
+    optim,
+    pool,
+    reduce,
+    sort,
+    special,
+)
+from torch_tiny.lower.promote import Lifted, NoLowering, cast
+from torch_tiny.lower.tools import Rule
+from torch_tiny.uops import UOp
+from torch_tiny.views import int_shape
+
+Results = tuple[UOp | None, ...]
+
+_FAMILIES = (
+    activation, creation, elementwise, index, matmul, movement, nn, optim, pool, reduce, sort,
+    special,
+)  # fmt: skip
+RULES: dict[str, Rule] = {
+    f"aten::{name}": rule for family in _FAMILIES for name, rule in family.TABLE.items()
+}
+
+# More work than elements: worth compiling only where there is nothing else to run them on.
+_HEAVY = {
+    *(f"aten::{name}" for name in (*matmul.TABLE, *sort.TABLE)),
+    *(
+        f"aten::{name}"
+        for name in index.TABLE
+        if name.startswith(("scatter", "index_", "_index_put", "_unsafe_index_put", "put"))
+        or name == "embedding_dense_backward"
+    ),
+    *(f"aten::{name}" for name in reduce.TABLE if name.startswith(("cum", "logcum"))),
+    *(
+        f"aten::{name}"
+        for family in (movement, pool)
+        for name in family.TABLE
+        if name.endswith("_backward") and ("pad" in name or "upsample" in name)
+    ),
+    "aten::col2im",
+    "aten::unfold_backward",
+} - {"aten::index_select"}
+
+
+def lower(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Results:
+    """The results of a call as UOps.
+
+    In the order of the schema's results, lists flattened; then the new values of arguments that are
+    written and not returned, in the order of the arguments. None where the call gives no tensor.
+    """
+    plan = _plan(op)
+    if plan is None:
+        raise NoLowering("there is no rule", op)
+    try:
+        return plan.apply(_bound(plan.schema, args, kwargs))
+    except NoLowering as no:
+        raise NoLowering(no.why, op) from no
+
+
+def has_lowering(op: str) -> bool:
+    """Whether there is a rule; a call may still be refused for its arguments."""
+    return _plan(op) is not None
+
+
+def is_heavy(op: str) -> bool:
+    """Whether the rule's code does much more work than its inputs and outputs have elements."""
+    plan = _plan(op)
+    return plan is not None and plan.base in _HEAVY
+
+
+def written(op: str) -> tuple[str, ...]:
+    """The names of the arguments that a call writes."""
+    return _UNDECLARED_WRITES.get(op) or tuple(a.name for a in _written(_schema(op)))
+
+
+# Its schema does not say so.
+_UNDECLARED_WRITES = {"aten::native_batch_norm": ("running_mean", "running_var")}
+
+
+@dataclass(frozen=True)
+class _Plan:
+    schema: torch._C.FunctionSchema
+    apply: Callable[[list[Any]], Results]
+    base: str
+    """The entry of the tables that does the work."""
+
+
+@functools.cache
+def _plan(op: str) -> _Plan | None:
+    schema = _schema(op)
+    if schema is None:
+        return None
+    if op in RULES:
+        return _Plan(schema, lambda bound: _results(RULES[op](*bound)), op)
+    for derive in (_in_place, _out, _foreach, _decomposed):
+        plan = derive(op, schema)
+        if plan is not None:
+            return plan
+    return None
+
+
+def _in_place(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
+    """add_ is add, cast and broadcast to the tensor it writes."""
+    name, _, overload = op.partition(".")
+    if not name.endswith("_") or name.startswith("aten::_foreach"):
+        return None
+    functional = f"{name[:-1]}.{overload}" if overload else name[:-1]
+    plan = _plan(functional)
+    if plan is None:
+        return None
+
+    if functional.removeprefix("aten::") in movement.VIEWS:
+        return plan  # squeeze_ changes the tensor's shape, not its values
+
+    def apply(bound: list[Any]) -> Results:
+        targets = _written_tensors(schema, bound)
+        return _as_targets(plan.apply(bound), targets)
+
+    return _Plan(schema, apply, plan.base)
+
+
+def _out(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
+    """add.out is the overload of add with the same other arguments."""
+    count = sum(a.is_out for a in schema.arguments)
+    name = op.partition(".")[0]
+    if not count:
+        return None
+    inputs = [str(a.type) + a.name for a in schema.arguments if not a.is_out]
+    for overload in _overloads(name):
+        other = _schema(f"{name}.{overload}".removesuffix(".default"))
+        if other is None or any(a.is_out for a in other.arguments):
+            continue
+        if [str(a.type) + a.name for a in other.arguments] == inputs:
+            plan = _plan(f"{name}.{overload}".removesuffix(".default"))
+            break
+    else:
+        return None
+    if plan is None:
+        return None
+
+    def apply(bound: list[Any]) -> Results:
+        given, outs = bound[:-count], bound[-count:]
+        results = plan.apply(given)
+        return tuple(
+            None if r is None else cast(r, out.dtype) for r, out in zip(results, outs, strict=True)
+        )
+
+    return _Plan(schema, apply, plan.base)
+
+
+def _foreach(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
+    """_foreach_add is add of the i-th tensors; lists of numbers go along."""
+    name, _, overload = op.removeprefix("aten::").partition(".")
+    if not name.startswith("_foreach_"):
+        return None
+    base = name.removeprefix("_foreach_")
+    in_place = base.endswith("_")
+    base = base.removesuffix("_")
+    base = _FOREACH_NAMES.get((base, overload)) or _FOREACH_NAMES.get((base, "")) or base
+    for candidate in (*_FOREACH_OVERLOADS.get(overload, ()), ""):
+        single = f"aten::{base}.{candidate}" if candidate else f"aten::{base}"
+        plan = _plan(single) if _schema(single) is not None else None
+        if plan is not None:
+            break
+    else:
+        return None
+
+    def apply(bound: list[Any]) -> Results:
+        lists = [i for i, a in enumerate(schema.arguments) if "List[" in str(a.type)]
+        results: list[UOp | None] = []
+        for n in range(len(bound[lists[0]])):
+            row = [v[n] if i in lists else v for i, v in enumerate(bound)]
+            if overload == "Tensor" and base in ("addcdiv", "addcmul"):
+                row[-1] = row[-1].shrink(((n, n + 1),)).reshape(())
+            if base == "linalg_vector_norm":
+                row = [row[0], row[1], None, False, row[2]]
+            one = plan.apply(_bound(plan.schema, row, {}))
+            results += _as_targets(one, [row[0]]) if in_place else one
+        return tuple(results)
+
+    return _Plan(schema, apply, plan.base)
+
+
+_FOREACH_NAMES = {
+    ("norm", ""): "linalg_vector_norm",
+    ("maximum", "Scalar"): "clamp_min",
+    ("maximum", "ScalarList"): "clamp_min",
+    ("minimum", "Scalar"): "clamp_max",
+    ("minimum", "ScalarList"): "clamp_max",
+}
+_FOREACH_OVERLOADS = {
+    "List": ("Tensor", "Tensor_Tensor"),
+    "Scalar": ("Scalar", "Tensor_Scalar"),
+    "ScalarList": ("Scalar", "Tensor_Scalar"),
+    "Tensor": ("Tensor",),
+    "ScalarAndTensor": ("Scalar",),
+}
+
+
+def _decomposed(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
+    overload = _overload(op)
+    if overload is None or any(_written(schema)) or not decompose.available(overload):
+        return None
+
+    def apply(bound: list[Any]) -> Results:
+        def step(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Results:
+            if name == op:
+                raise NoLowering("its decomposition needs itself")
+            return lower(name, args, kwargs)
+
+        return decompose.lower_by_tracing(overload, bound, step, lambda name: name in RULES)
+
+    return _Plan(schema, apply, op)
+
+
+def _results(value: UOp | tuple[UOp | None, ...]) -> Results:
+    return (value,) if isinstance(value, UOp) else tuple(value)
+
+
+def _as_targets(results: Results, targets: Sequence[UOp]) -> Results:
+    return tuple(
+        None if r is None else cast(r, t.dtype).expand(int_shape(t))
+        for r, t in zip(results, targets, strict=True)
+    )
+
+
+def _bound(
+    schema: torch._C.FunctionSchema, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Any]:
+    """One value per argument of the schema."""
+    bound = []
+    for i, argument in enumerate(schema.arguments):
+        given = i < len(args)
+        value = args[i] if given else kwargs.get(argument.name, argument.default_value)
+        length = getattr(argument, "N", None)  # not in PyTorch's stubs
+        # An int stands for a list of one length where the schema says so.
+        if length is not None and isinstance(value, int | float | Lifted):
+            value = [value] * length
+        bound.append(value)
+    return bound
+
+
+def _written(schema: torch._C.FunctionSchema | None) -> list[Any]:
+    if schema is None:
+        return []
+    return [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+def _written_tensors(schema: torch._C.FunctionSchema, bound: list[Any]) -> list[UOp]:
+    tensors: list[UOp] = []
+    for argument, value in zip(schema.arguments, bound, strict=True):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            tensors += value if isinstance(value, list | tuple) else [value]
+    return tensors
+
+
+@functools.cache
+def _overload(op: str) -> torch._ops.OpOverload | None:
+    namespace, _, name = op.partition("::")
+    base, _, overload = name.partition(".")
+    if namespace != "aten":
+        return None
+    try:
+        return getattr(getattr(torch.ops.aten, base), overload or "default")  # type: ignore[no-any-return]
+    except AttributeError:
+        return None
+
+
+def _schema(op: str) -> torch._C.FunctionSchema | None:
+    overload = _overload(op)
+    return None if overload is None else overload._schema
+
+
+def _overloads(name: str) -> list[str]:
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"))
+    return [str(o) for o in packet.overloads()]

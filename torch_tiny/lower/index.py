@@ -1,0 +1,341 @@
+"""Indexing. An equality with positions under a sum is what the compiler turns into a load."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch_tiny.lower.arithmetic import maximum, minimum
+from torch_tiny.lower.promote import (
+    NoLowering,
+    Number,
+    Operand,
+    as_uop,
+    cast,
+    is_float,
+    math_dtype,
+)
+from torch_tiny.lower.reduce import amax, amin
+from torch_tiny.lower.tools import (
+    Rule,
+    Shape,
+    arange,
+    full,
+    full_like,
+    positions,
+    total,
+    wrap_dim,
+)
+from torch_tiny.uops import UOp, dtypes
+from torch_tiny.views import int_shape
+
+
+def take(x: UOp, dim: int, index: UOp) -> UOp:
+    """Elements of a dimension by a 1-d index: x.index_select(dim, index)."""
+    shape, n = int_shape(x), int_shape(index)[0]
+    if 0 in (*shape, n):
+        return full((*shape[:dim], n, *shape[dim + 1 :]), 0, x.dtype)
+    trailing = (1,) * (len(shape) - dim - 1)
+    index = index.reshape((n, 1, *trailing))
+    hit = index.eq(arange(shape[dim]).reshape((1, shape[dim], *trailing)).cast(index.dtype))
+    return _picked(hit, x.unsqueeze(dim), dim + 1)
+
+
+def place(values: UOp, dim: int, index: UOp, size: int) -> UOp:
+    """The adjoint of `take`: the sum of the values whose index is each position."""
+    shape = int_shape(values)
+    if 0 in shape:
+        return full((*shape[:dim], size, *shape[dim + 1 :]), 0, values.dtype)
+    trailing = (1,) * (len(shape) - dim - 1)
+    index = index.reshape((1, -1, *trailing))
+    hit = index.eq(arange(size).reshape((size, 1, *trailing)).cast(index.dtype))
+    return cast(total(_kept(hit, values.unsqueeze(dim)), (dim + 1,)), values.dtype)
+
+
+def gather(x: UOp, dim: int, index: UOp, _sparse: bool = False) -> UOp:
+    if index.ndim == 0 or x.ndim == 0:
+        return gather(x.reshape((-1,)), 0, index.reshape((-1,))).reshape(int_shape(index))
+    dim, shape = wrap_dim(dim, x.ndim), int_shape(index)
+    if 0 in shape:
+        return full(shape, 0, x.dtype)
+    x = x.shrink(tuple(None if d == dim else (0, n) for d, n in enumerate(shape)))
+    size = int_shape(x)[dim]
+    trailing = (1,) * (x.ndim - dim - 1)
+    index = index.unsqueeze(dim + 1)
+    hit = index.eq(arange(size).reshape((1, size, *trailing)).cast(index.dtype))
+    return _picked(hit, x.unsqueeze(dim), dim + 1)
+
+
+def take_flat(x: UOp, index: UOp) -> UOp:
+    """Elements of the flattened tensor, in the shape of the index."""
+    flat = x.reshape((-1,))
+    wrapped = _not_negative(index, int_shape(flat)[0])
+    return take(flat, 0, wrapped.reshape((-1,))).reshape(int_shape(index))
+
+
+def index_tensor(x: UOp, indices: Sequence[UOp | None]) -> UOp:
+    """x[i, :, j]: the indexed dimensions become one, which is indexed by their flat position."""
+    moved, order, flat, spread, first = _indexed(x, indices)
+    rows = take(moved, 0, flat.reshape((-1,))).reshape((*spread, *int_shape(moved)[1:]))
+    # The result's indexed dimensions stand where they were if they were next to each other.
+    rest = len(order)
+    lead = len(spread)
+    return rows.permute(
+        (*range(lead, lead + first), *range(lead), *range(lead + first, lead + rest))
+    )
+
+
+def index_put(x: UOp, indices: Sequence[UOp | None], values: UOp, accumulate: bool = False) -> UOp:
+    if len(indices) == 1 and indices[0] is not None and indices[0].dtype == dtypes.bool:
+        return _put_mask(x, indices[0], values, accumulate)
+    moved, order, flat, spread, first = _indexed(x, indices)
+    lead, rest = len(spread), int_shape(moved)[1:]
+    shown = (*rest[:first], *spread, *rest[first:])
+    values = cast(values, x.dtype).expand(shown)
+    values = values.permute(
+        (*range(first, first + lead), *range(first), *range(first + lead, len(shown)))
+    ).reshape((-1, *rest))
+    flat = flat.reshape((-1,))
+    changed = _accumulated(moved, flat, values) if accumulate else _stored(moved, flat, values)
+    back = [d for d in range(x.ndim) if d not in order]
+    sizes = int_shape(x)
+    unmoved = changed.reshape((*(sizes[d] for d in back), *rest))
+    places = [*back, *order]
+    return unmoved.permute(tuple(places.index(d) for d in range(x.ndim)))
+
+
+def _indexed(x: UOp, indices: Sequence[UOp | None]) -> tuple[UOp, list[int], UOp, Shape, int]:
+    """x with the indexed dimensions joined in front, the others, the flat index, its shape, and
+    before how many of the others the indexed dimensions appear in the result."""
+    shape = int_shape(x)
+    found = [(d, index) for d, index in enumerate(indices) if index is not None]
+    if any(index.dtype in (dtypes.bool, dtypes.uint8) for _, index in found):
+        raise NoLowering("a mask as an index gives a result whose size depends on data")
+    dims = [d for d, _ in found]
+    others = [d for d in range(x.ndim) if d not in dims]
+    adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
+    flat: UOp | None = None
+    for d, index in found:
+        step = _not_negative(index.cast(dtypes.int64), shape[d])
+        flat = step if flat is None else flat * shape[d] + step
+    assert flat is not None
+    moved = x.permute((*dims, *others)).reshape((-1, *(shape[d] for d in others)))
+    return moved, others, flat, int_shape(flat), dims[0] if adjacent else 0
+
+
+def _put_mask(x: UOp, mask: UOp, values: UOp, accumulate: bool) -> UOp:
+    """A mask with one value for all, which is what x[mask] = number records."""
+    if values.numel() != 1 or mask.ndim > x.ndim:
+        raise NoLowering("values are spread over a mask by counting, which depends on data")
+    mask = mask.reshape((*mask.shape, *(1,) * (x.ndim - mask.ndim)))
+    value = cast(values.reshape((1,) * x.ndim), x.dtype)
+    return mask.where(x + value if accumulate else value, x)
+
+
+def _accumulated(x: UOp, index: UOp, values: UOp) -> UOp:
+    wide = math_dtype(x.dtype)
+    placed = place(values.cast(wide), 0, index, int_shape(x)[0])
+    return cast(_plus(x.cast(wide), placed), x.dtype)
+
+
+def _stored(x: UOp, index: UOp, values: UOp) -> UOp:
+    """Rows of x replaced; where an index repeats the last one stays, as on the CPU."""
+    n, m = int_shape(x)[0], int_shape(index)[0]
+    if 0 in (n, m):
+        return x
+    hit = index.reshape((1, m)).eq(arange(n).reshape((n, 1)).cast(index.dtype))
+    last = hit.where(arange(m).reshape((1, m)) + 1, full((), 0, dtypes.int32)).max((1,))
+    stored = take(values, 0, maximum(last - 1, full_like(last, 0)))
+    return last.reshape((n, *(1,) * (x.ndim - 1))).ne(0).where(stored, x)
+
+
+# --- scatter along a dimension ---
+
+
+def scatter(x: UOp, dim: int, index: UOp, source: Operand) -> UOp:
+    if 0 in index.shape:
+        return x
+    hit, values, over = _scattered(x, dim, index, source)
+    m = int_shape(hit)[over]
+    order = positions(int_shape(hit), over) + 1
+    last = hit.where(order, full((), 0, dtypes.int32)).max((over,), keepdim=True)
+    kept = (hit & order.eq(last)).where(values, full((), 0, x.dtype))
+    stored = cast(total(kept, (over,)), x.dtype) if x.dtype != dtypes.bool else kept.max((over,))
+    assert m
+    return last.squeeze(over).ne(0).where(stored, _as_1d(x)).reshape(int_shape(x))
+
+
+def scatter_add(x: UOp, dim: int, index: UOp, source: UOp) -> UOp:
+    return scatter_reduce(x, dim, index, source, "sum", True)
+
+
+def scatter_reduce(
+    x: UOp, dim: int, index: UOp, source: Operand, reduce: str, include_self: bool = True
+) -> UOp:
+    if 0 in index.shape:
+        return x
+    wide = math_dtype(x.dtype)
+    hit, values, over = _scattered(x.cast(wide), dim, index, source)
+    own, touched = _as_1d(x.cast(wide)), hit.max((over,))
+    combine, reducer, identity = _REDUCTIONS[_NAMES.get(reduce, reduce)]
+    neutral = full((), identity(wide), wide)
+    reduced = reducer(hit.where(values, neutral), over)
+    if not include_self:
+        own = touched.where(full_like(own, identity(wide)), own)
+    result = combine(own, reduced)
+    if reduce == "mean":
+        n = total(hit.cast(dtypes.int32), (over,)) + int(include_self)
+        n = n.eq(0).where(full_like(n, 1), n).cast(wide)
+        result = result / n if is_float(wide) else result.div(n, rounding_mode="floor")
+    return cast(touched.where(result, _as_1d(x.cast(wide))), x.dtype).reshape(int_shape(x))
+
+
+def _scattered(x: UOp, dim: int, index: UOp, source: Operand) -> tuple[UOp, UOp, int]:
+    """Which source element goes where, over a dimension put after `dim`; the source; its place."""
+    x, index = _as_1d(x), _as_1d(index)
+    dim = wrap_dim(dim, x.ndim)
+    shape, part = int_shape(x), int_shape(index)
+    values = as_uop(source, x.dtype)
+    values = values.expand(part) if values.ndim == 0 else values
+    values = values.shrink(tuple((0, n) for n in part))
+    index, size = index.unsqueeze(dim), shape[dim]
+    here = arange(size).reshape((size, 1, *(1,) * (x.ndim - dim - 1)))
+    hit = index.eq(here.cast(index.dtype))
+    grown = [
+        (0, 0) if d == dim else (0, n - m) for d, (n, m) in enumerate(zip(shape, part, strict=True))
+    ]
+    grown.insert(dim, (0, 0))
+    return hit.pad(tuple(grown)), values.unsqueeze(dim).pad(tuple(grown)), dim + 1
+
+
+def _sum_over(x: UOp, dim: int) -> UOp:
+    return total(x, (dim,)) if x.dtype != dtypes.bool else x.max((dim,))
+
+
+def _plus(a: UOp, b: UOp) -> UOp:
+    return a | b if a.dtype == dtypes.bool else a + b
+
+
+_NAMES = {"add": "sum", "multiply": "prod", "mean": "sum"}
+_REDUCTIONS: dict[str, tuple[Callable[..., UOp], Callable[[UOp, int], UOp], Callable[..., Any]]] = {
+    "sum": (_plus, _sum_over, lambda _: 0),
+    "prod": (lambda a, b: a * b, lambda x, d: x.prod((d,)), lambda _: 1),
+    "amax": (maximum, lambda x, d: amax(x, (d,)), lambda t: t.min),
+    "amin": (minimum, lambda x, d: amin(x, (d,)), lambda t: t.max),
+}
+
+
+# --- embedding and one-dimensional index operators ---
+
+
+def embedding(weight: UOp, index: UOp, *_: Any) -> UOp:
+    rows = take(weight, 0, index.reshape((-1,)))
+    return rows.reshape((*int_shape(index), *int_shape(weight)[1:]))
+
+
+def embedding_dense_backward(
+    grad: UOp, index: UOp, rows: int, padding: int, scale_by_frequency: bool
+) -> UOp:
+    if scale_by_frequency:
+        raise NoLowering("gradients scaled by frequency")
+    index = index.reshape((-1,))
+    values = grad.reshape((-1, int_shape(grad)[-1]))
+    skipped = index.eq(padding).unsqueeze(1)
+    return place(skipped.where(full_like(values, 0), values), 0, index, rows)
+
+
+def _index_add(x: UOp, dim: int, index: UOp, source: UOp, alpha: Number) -> UOp:
+    x1, dim = _as_1d(x), wrap_dim(dim, x.ndim)
+    wide = math_dtype(x.dtype)
+    values = _as_1d(source).cast(wide)
+    values = values & as_uop(alpha, wide) if wide == dtypes.bool else values * as_uop(alpha, wide)
+    placed = place(values, dim, index.reshape((-1,)), int_shape(x1)[dim])
+    return cast(_plus(x1.cast(wide), placed), x.dtype).reshape(int_shape(x))
+
+
+def _index_reduce(
+    x: UOp, dim: int, index: UOp, source: UOp, reduce: str, include_self: bool
+) -> UOp:
+    """A scatter whose index is the same for all other dimensions."""
+    x1, values, dim = _as_1d(x), _as_1d(source), wrap_dim(dim, x.ndim)
+    n = int_shape(index.reshape((-1,)))[0]
+    shape = tuple(n if d == dim else m for d, m in enumerate(int_shape(x1)))
+    spread = index.reshape(tuple(n if d == dim else 1 for d in range(x1.ndim))).expand(shape)
+    return scatter_reduce(x1, dim, spread, values, reduce, include_self).reshape(int_shape(x))
+
+
+def _index_copy(x: UOp, dim: int, index: UOp, source: UOp) -> UOp:
+    x1, dim = _as_1d(x), wrap_dim(dim, x.ndim)
+    order = (dim, *(d for d in range(x1.ndim) if d != dim))
+    back = tuple(order.index(d) for d in range(x1.ndim))
+    stored = _stored(x1.permute(order), index.reshape((-1,)), _as_1d(source).permute(order))
+    return stored.permute(back).reshape(int_shape(x))
+
+
+def _index_fill(x: UOp, dim: int, index: UOp, value: Operand) -> UOp:
+    x1, dim = _as_1d(x), wrap_dim(dim, x.ndim)
+    n = int_shape(x1)[dim]
+    index = _not_negative(index.reshape((-1,)), n)
+    if 0 in (*index.shape, n):
+        return x
+    hit = index.reshape((1, -1)).eq(arange(n).reshape((n, 1)).cast(index.dtype)).max((1,))
+    hit = hit.reshape((n, *(1,) * (x1.ndim - dim - 1)))
+    return hit.where(as_uop(value, x.dtype), x1).reshape(int_shape(x))
+
+
+def _index_select(x: UOp, dim: int, index: UOp) -> UOp:
+    selected = take(_as_1d(x), wrap_dim(dim, x.ndim), index.reshape((-1,)))
+    return selected if x.ndim else selected.reshape(())
+
+
+def _put(x: UOp, index: UOp, source: UOp, accumulate: bool) -> UOp:
+    flat, values = x.reshape((-1,)), source.reshape((-1,))
+    index = _not_negative(index.reshape((-1,)), int_shape(flat)[0])
+    changed = _accumulated(flat, index, values) if accumulate else _stored(flat, index, values)
+    return changed.reshape(int_shape(x))
+
+
+def _as_1d(x: UOp) -> UOp:
+    return x if x.ndim else x.reshape((1,))
+
+
+def _not_negative(index: UOp, size: int) -> UOp:
+    """For the operators that count negative indices from the end; to others they are errors."""
+    return index if index.dtype == dtypes.uint8 else (index < 0).where(index + size, index)
+
+
+def _kept(hit: UOp, values: UOp) -> UOp:
+    return hit.where(values, full((), 0, values.dtype))
+
+
+def _picked(hit: UOp, values: UOp, dim: int) -> UOp:
+    """The one value that was hit."""
+    if values.dtype == dtypes.bool:
+        return _picked(hit, values.cast(dtypes.uint8), dim).cast(dtypes.bool)
+    return _kept(hit, values).sum((dim,), dtype=values.dtype)
+
+
+TABLE: dict[str, Rule] = {
+    "index_select": _index_select,
+    "gather": gather,
+    "take": take_flat,
+    "index.Tensor": index_tensor,
+    "_unsafe_index.Tensor": index_tensor,
+    "scatter.src": scatter,
+    "scatter.value": scatter,
+    "scatter.reduce": scatter_reduce,
+    "scatter.value_reduce": scatter_reduce,
+    "scatter_add": scatter_add,
+    "scatter_reduce.two": scatter_reduce,
+    "index_put": index_put,
+    "_index_put_impl": lambda x, indices, values, accumulate, _: index_put(
+        x, indices, values, accumulate
+    ),
+    "_unsafe_index_put": index_put,
+    "index_add": _index_add,
+    "index_copy": _index_copy,
+    "index_reduce": _index_reduce,
+    "index_fill.int_Scalar": _index_fill,
+    "index_fill.int_Tensor": _index_fill,
+    "put": _put,
+    "embedding": embedding,
+    "embedding_dense_backward": embedding_dense_backward,
+}

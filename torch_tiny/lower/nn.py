@@ -1,0 +1,417 @@
+"""Softmax, norms and losses."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from torch_tiny.lower.arithmetic import absolute, exp, less_equal, log, maximum, minimum, sigmoid
+from torch_tiny.lower.index import gather, take
+from torch_tiny.lower.promote import Number, as_uop, cast, elementwise, math_dtype
+from torch_tiny.lower.reduce import amax
+from torch_tiny.lower.tools import (
+    Results,
+    Rule,
+    Shape,
+    count,
+    full,
+    full_like,
+    positions,
+    to_dtype,
+    to_math,
+    total,
+    wrap_dim,
+)
+from torch_tiny.uops import DType, UOp, call, dtypes
+from torch_tiny.views import int_shape
+
+# --- softmax ---
+
+
+def softmax(x: UOp, dim: int, dtype: DType | None = None) -> UOp:
+    wide, over = to_math(cast(x, dtype) if dtype else x), _dim(x, dim)
+    powers = exp(wide - amax(wide, over, True)) if over else full_like(wide, 1.0)
+    return cast(powers / total(powers, over, True), dtype or x.dtype)
+
+
+def log_softmax(x: UOp, dim: int, dtype: DType | None = None) -> UOp:
+    wide, over = to_math(cast(x, dtype) if dtype else x), _dim(x, dim)
+    shifted = wide - amax(wide, over, True) if over else full_like(wide, 0.0)
+    return cast(shifted - log(total(exp(shifted), over, True)), dtype or x.dtype)
+
+
+def _softmax_backward(grad: UOp, y: UOp, dim: int, dtype: DType) -> UOp:
+    g, out = to_math(grad), to_math(y)
+    product = g * out
+    result = product - out * total(product, _dim(y, dim), True)
+    return cast(result, to_dtype(dtype, grad.dtype))
+
+
+def _log_softmax_backward(grad: UOp, y: UOp, dim: int, dtype: DType) -> UOp:
+    g = to_math(grad)
+    result = g - exp(to_math(y)) * total(g, _dim(y, dim), True)
+    return cast(result, to_dtype(dtype, grad.dtype))
+
+
+def _safe_softmax(x: UOp, dim: int, dtype: DType | None) -> UOp:
+    out = softmax(x, dim, to_dtype(dtype, x.dtype))
+    empty = amax(x.eq(-math.inf).logical_not(), _dim(x, dim), True).logical_not()
+    return empty.where(full_like(out, 0), out)
+
+
+def _dim(x: UOp, dim: int) -> tuple[int, ...]:
+    return (wrap_dim(dim, x.ndim),) if x.ndim else ()
+
+
+def _half_to_float(flag: bool) -> DType | None:
+    return dtypes.float32 if flag else None
+
+
+# --- norms: statistics over some dimensions, then a scale and a shift per channel ---
+
+
+def _moments(x: UOp, over: tuple[int, ...], eps: Number) -> tuple[UOp, UOp]:
+    """Mean and 1/standard deviation, kept as dimensions of 1."""
+    n = float(count(x, over))
+    mean = total(x, over, True) / n
+    centered = x - mean
+    variance = total(centered * centered, over, True) / n
+    return mean, call("sqrt", variance + as_uop(eps, x.dtype)).reciprocal()
+
+
+def _affine(x: UOp, weight: UOp | None, bias: UOp | None, shape: Shape) -> UOp:
+    x = x if weight is None else x * to_math(weight).reshape(shape)
+    return x if bias is None else x + to_math(bias).reshape(shape)
+
+
+def _norm_input_gradient(g: UOp, normal: UOp, rstd: UOp, over: tuple[int, ...]) -> UOp:
+    """g is the gradient of the normalized values."""
+    n = float(count(g, over))
+    return (g - total(g, over, True) / n - normal * (total(g * normal, over, True) / n)) * rstd
+
+
+def _layer_norm(x: UOp, shape: Sequence[int], weight: UOp | None, bias: UOp | None,
+                eps: Number) -> Results:  # fmt: skip
+    wide = to_math(x)
+    over = tuple(range(x.ndim - len(shape), x.ndim))
+    mean, rstd = _moments(wide, over, eps)
+    out = _affine((wide - mean) * rstd, weight, bias, tuple(shape))
+    kind = weight.dtype if weight is not None else x.dtype
+    return cast(out, x.dtype), cast(mean, kind), cast(rstd, kind)
+
+
+def _layer_norm_backward(grad: UOp, x: UOp, shape: Sequence[int], mean: UOp, rstd: UOp,
+                         weight: UOp | None, bias: UOp | None,
+                         mask: Sequence[bool]) -> Results:  # fmt: skip
+    g, wide, rstd = to_math(grad), to_math(x), to_math(rstd)
+    over = tuple(range(x.ndim - len(shape), x.ndim))
+    outer = tuple(range(x.ndim - len(shape)))
+    normal = (wide - to_math(mean)) * rstd
+    scaled = g if weight is None else g * to_math(weight)
+    kind = x.dtype if weight is None else weight.dtype
+    sizes = tuple(shape)
+    return _masked(
+        mask,
+        lambda: cast(_norm_input_gradient(scaled, normal, rstd, over), x.dtype),
+        lambda: None if weight is None else cast(total(g * normal, outer).reshape(sizes), kind),
+        lambda: None if bias is None else cast(total(g, outer).reshape(sizes), kind),
+    )
+
+
+def _rms_norm(x: UOp, shape: Sequence[int], weight: UOp | None, eps: Number | None) -> Results:
+    wide = to_math(x)
+    over = tuple(range(x.ndim - len(shape), x.ndim))
+    small = _EPSILON[wide.dtype] if eps is None else eps
+    mean = total(wide * wide, over, True) / float(count(x, over))
+    rstd = call("sqrt", mean + as_uop(small, wide.dtype)).reciprocal()
+    return cast(_affine(wide * rstd, weight, None, tuple(shape)), x.dtype), rstd
+
+
+def _rms_norm_backward(grad: UOp, x: UOp, shape: Sequence[int], rstd: UOp, weight: UOp | None,
+                       mask: Sequence[bool]) -> Results:  # fmt: skip
+    g, wide = to_math(grad), to_math(x)
+    over = tuple(range(x.ndim - len(shape), x.ndim))
+    normal = wide * to_math(rstd)
+    scaled = g if weight is None else g * to_math(weight)
+    n = float(count(x, over))
+    return _masked(
+        mask,
+        lambda: cast((scaled - normal * (total(scaled * normal, over, True) / n)) * rstd, x.dtype),
+        lambda: cast(total(g * normal, tuple(range(x.ndim - len(shape)))), x.dtype),
+    )
+
+
+_EPSILON = {dtypes.float32: 1.1920928955078125e-07, dtypes.float64: 2.220446049250313e-16}
+
+
+def _group_norm(x: UOp, weight: UOp | None, bias: UOp | None, n: int, channels: int, size: int,
+                groups: int, eps: Number) -> Results:  # fmt: skip
+    grouped = to_math(x).reshape((n, groups, channels // groups, size))
+    mean, rstd = _moments(grouped, (2, 3), eps)
+    normal = ((grouped - mean) * rstd).reshape((n, channels, size))
+    out = _affine(normal, weight, bias, (channels, 1)).reshape(int_shape(x))
+    kind = weight.dtype if weight is not None else x.dtype
+    return (cast(out, x.dtype), *(cast(v.reshape((n, groups)), kind) for v in (mean, rstd)))
+
+
+def _group_norm_backward(grad: UOp, x: UOp, mean: UOp, rstd: UOp, weight: UOp | None, n: int,
+                         channels: int, size: int, groups: int,
+                         mask: Sequence[bool]) -> Results:  # fmt: skip
+    shape = (n, groups, channels // groups, size)
+    g, wide = to_math(grad).reshape(shape), to_math(x).reshape(shape)
+    mean, rstd = (to_math(v).reshape((n, groups, 1, 1)) for v in (mean, rstd))
+    normal = (wide - mean) * rstd
+    scaled = g if weight is None else g * to_math(weight).reshape((groups, channels // groups, 1))
+    kind = weight.dtype if weight is not None else x.dtype
+    return _masked(
+        mask,
+        lambda: cast(
+            _norm_input_gradient(scaled, normal, rstd, (2, 3)).reshape(int_shape(x)), x.dtype
+        ),
+        lambda: cast(total(g * normal, (0, 3)).reshape((channels,)), kind),
+        lambda: cast(total(g, (0, 3)).reshape((channels,)), kind),
+    )
+
+
+def _channel_shape(x: UOp) -> Shape:
+    return (1, int_shape(x)[1], *(1,) * (x.ndim - 2))
+
+
+def _batch_norm(x: UOp, weight: UOp | None, bias: UOp | None, running_mean: UOp | None,
+                running_var: UOp | None, training: bool, momentum: Number,
+                eps: Number) -> Results:  # fmt: skip
+    """Result, saved mean, saved 1/std; then the new running statistics where there are any."""
+    wide, shape = to_math(x), _channel_shape(x)
+    over = tuple(d for d in range(x.ndim) if d != 1)
+    if not training:
+        assert running_mean is not None and running_var is not None
+        mean = to_math(running_mean).reshape(shape)
+        rstd = call("sqrt", to_math(running_var).reshape(shape) + as_uop(eps, wide.dtype))
+        out = _affine((wide - mean) / rstd, weight, bias, shape)
+        saved: Results = (full((0,), 0, wide.dtype),) * 2
+        return (cast(out, x.dtype), *saved, running_mean, running_var)
+    mean, rstd = _moments(wide, over, eps)
+    # The CPU's kernel normalizes with the statistics as it saves them, rounded.
+    kind = next((p.dtype for p in (weight, running_mean) if p is not None), x.dtype)
+    saved_mean, saved_rstd = cast(mean, kind), cast(rstd, kind)
+    out = _affine((wide - to_math(saved_mean)) * to_math(saved_rstd), weight, bias, shape)
+    results: Results = (
+        cast(out, x.dtype), saved_mean.reshape((-1,)), saved_rstd.reshape((-1,))
+    )  # fmt: skip
+    if running_mean is None or running_var is None:
+        return results
+    n = count(x, over)
+    centered = wide - mean
+    variance = total(centered * centered, over) / full((), float(n - 1), wide.dtype)
+    return (
+        *results,
+        _moved(running_mean, mean.reshape((-1,)), momentum),
+        _moved(running_var, variance.reshape((-1,)), momentum),
+    )
+
+
+def _batch_norm_with_update(x: UOp, weight: UOp | None, bias: UOp | None, running_mean: UOp,
+                            running_var: UOp, momentum: Number,
+                            eps: Number) -> Results:  # fmt: skip
+    out, mean, rstd, *running = _batch_norm(
+        x, weight, bias, running_mean, running_var, True, momentum, eps
+    )
+    return out, mean, rstd, full((0,), 0, dtypes.uint8), *running
+
+
+def _moved(running: UOp, now: UOp, momentum: Number) -> UOp:
+    rate = as_uop(momentum, math_dtype(running.dtype))
+    return cast(now.cast(rate.dtype) * rate + to_math(running) * (1.0 - rate), running.dtype)
+
+
+def _batch_norm_backward(grad: UOp, x: UOp, weight: UOp | None, running_mean: UOp | None,
+                         running_var: UOp | None, mean: UOp | None, rstd: UOp | None,
+                         training: bool, eps: Number, mask: Sequence[bool]) -> Results:  # fmt: skip
+    g, wide, shape = to_math(grad), to_math(x), _channel_shape(x)
+    over = tuple(d for d in range(x.ndim) if d != 1)
+    if not training:
+        assert running_mean is not None and running_var is not None
+        mean = running_mean
+        rstd = call("sqrt", to_math(running_var) + as_uop(eps, wide.dtype)).reciprocal()
+    assert mean is not None and rstd is not None
+    mean, rstd = to_math(mean).reshape(shape), to_math(rstd).reshape(shape)
+    normal = (wide - mean) * rstd
+    scaled = g if weight is None else g * to_math(weight).reshape(shape)
+    kind = weight.dtype if weight is not None else x.dtype
+    inward = _norm_input_gradient(scaled, normal, rstd, over) if training else scaled * rstd
+    return _masked(
+        mask,
+        lambda: cast(inward, x.dtype),
+        lambda: cast(total(g * normal, over), kind),
+        lambda: cast(total(g, over), kind),
+    )
+
+
+def _masked(mask: Sequence[bool], *values: Callable[[], UOp | None]) -> Results:
+    return tuple(value() if wanted else None for wanted, value in zip(mask, values, strict=True))
+
+
+# --- losses ---
+
+
+def _reduced(loss: UOp, reduction: int, dtype: DType) -> UOp:
+    if reduction == 0:
+        return cast(loss, dtype)
+    everything = tuple(range(loss.ndim))
+    summed = total(loss, everything)
+    return cast(summed / float(count(loss, everything)) if reduction == 1 else summed, dtype)
+
+
+def _loss(function: Callable[..., UOp]) -> Rule:
+    """A loss of (input, target, *numbers) and a reduction before the numbers."""
+
+    def rule(x: UOp, target: UOp, reduction: int, *numbers: Number) -> UOp:
+        loss = elementwise(function, to_math(x), to_math(target), *numbers)
+        return _reduced(loss, reduction, x.dtype)
+
+    return rule
+
+
+def _loss_backward(function: Callable[..., UOp]) -> Rule:
+    """`function` is the derivative with respect to the input."""
+
+    def rule(grad: UOp, x: UOp, target: UOp, reduction: int, *numbers: Number) -> UOp:
+        slope = elementwise(function, to_math(x), to_math(target), *numbers)
+        result = slope * to_math(grad)
+        if reduction == 1:
+            result = result / float(count(slope, tuple(range(slope.ndim))))
+        return cast(result, x.dtype)
+
+    return rule
+
+
+def _smooth_l1(x: UOp, y: UOp, beta: UOp) -> UOp:
+    z = absolute(x - y)
+    return (z < beta).where(z * z * 0.5 / beta, z - beta * 0.5)
+
+
+def _smooth_l1_slope(x: UOp, y: UOp, beta: UOp) -> UOp:
+    z = x - y
+    return _clipped_slope(z, beta, z / beta, full_like(z, 1.0))
+
+
+def _clipped_slope(z: UOp, bound: UOp, inside: UOp, outside: UOp) -> UOp:
+    below = less_equal(z, -bound).where(-outside, inside)
+    return less_equal(bound, z).where(outside, below)
+
+
+def _huber(x: UOp, y: UOp, delta: UOp) -> UOp:
+    z = absolute(x - y)
+    return less_equal(z, delta).where(z * z * 0.5, delta * (z - delta * 0.5))
+
+
+def _huber_slope(x: UOp, y: UOp, delta: UOp) -> UOp:
+    z = x - y
+    return _clipped_slope(z, delta, z, delta.expand(z.shape))
+
+
+def _bce(x: UOp, target: UOp, weight: UOp | None, reduction: int) -> UOp:
+    p, y = to_math(x), to_math(target)
+    floor = full_like(p, -100.0)
+    loss = (y - 1.0) * maximum(call("log1p", -p), floor) - y * maximum(log(p), floor)
+    return _reduced(loss if weight is None else loss * to_math(weight), reduction, x.dtype)
+
+
+def _bce_backward(grad: UOp, x: UOp, target: UOp, weight: UOp | None, reduction: int) -> UOp:
+    p, y, g = to_math(x), to_math(target), to_math(grad)
+    result = g * (p - y) / maximum((1.0 - p) * p, full_like(p, 1e-12))
+    result = result if weight is None else result * to_math(weight)
+    n = float(count(p, tuple(range(p.ndim))))
+    return cast(result / n if reduction == 1 else result, x.dtype)
+
+
+def _bce_logits(x: UOp, target: UOp, weight: UOp | None, positive: UOp | None,
+                reduction: int) -> UOp:  # fmt: skip
+    z, y = to_math(x), to_math(target)
+    log_sigmoid = minimum(z, full_like(z, 0)) - call("log1p", exp(-absolute(z)))
+    factor: UOp | float = 1.0 if positive is None else (to_math(positive) - 1.0) * y + 1.0
+    loss = (1.0 - y) * z - (log_sigmoid if positive is None else log_sigmoid * factor)
+    return _reduced(loss if weight is None else loss * to_math(weight), reduction, x.dtype)
+
+
+def _nll_forward(x: UOp, target: UOp, weight: UOp | None, reduction: int,
+                 ignored: int) -> tuple[UOp, UOp]:  # fmt: skip
+    """Classes are dimension 1, or 0 of a single sample."""
+    wide, dim = to_math(x), min(1, x.ndim - 1)
+    kept = target.ne(ignored)
+    safe = kept.where(target, full_like(target, 0))
+    factor = _class_weight(weight, safe, kept, wide.dtype)
+    picked = gather(wide, dim, safe.unsqueeze(dim)).squeeze(dim)
+    loss = kept.where(-picked * factor, full((), 0, wide.dtype))
+    everything = tuple(range(target.ndim))
+    weights = total(factor, everything)
+    if reduction == 0:
+        return cast(loss, x.dtype), full((), 0, x.dtype)
+    summed = total(loss, everything)
+    return cast(summed / weights if reduction == 1 else summed, x.dtype), cast(weights, x.dtype)
+
+
+def _nll_backward(grad: UOp, x: UOp, target: UOp, weight: UOp | None, reduction: int, ignored: int,
+                  weights: UOp) -> UOp:  # fmt: skip
+    dim = min(1, x.ndim - 1)
+    kept = target.ne(ignored)
+    safe = kept.where(target, full_like(target, 0))
+    factor = -_class_weight(weight, safe, kept, math_dtype(x.dtype))
+    g = to_math(grad) * factor
+    g = g / to_math(weights) if reduction == 1 else g
+    hit = safe.unsqueeze(dim).eq(positions(int_shape(x), dim).cast(target.dtype))
+    placed = (hit & kept.unsqueeze(dim)).where(g.unsqueeze(dim), full((), 0, g.dtype))
+    return cast(placed.expand(int_shape(x)), x.dtype)
+
+
+def _class_weight(weight: UOp | None, target: UOp, kept: UOp, dtype: DType) -> UOp:
+    zero = full((), 0, dtype)
+    if weight is None:
+        return kept.where(full_like(target, 1.0, dtype), zero)
+    chosen = take(to_math(weight), 0, target.reshape((-1,))).reshape(int_shape(target))
+    return kept.where(chosen, zero)
+
+
+def _dropout_backward(grad: UOp, mask: UOp, scale: Number) -> UOp:
+    return elementwise(lambda g, s: mask.where(g * s, full_like(g, 0)), grad, scale)
+
+
+def _soft_margin(x: UOp, y: UOp) -> UOp:
+    return call("log1p", exp(-x * y))
+
+
+TABLE: dict[str, Rule] = {
+    "_softmax": lambda x, dim, to_float: softmax(x, dim, _half_to_float(to_float)),
+    "_log_softmax": lambda x, dim, to_float: log_softmax(x, dim, _half_to_float(to_float)),
+    "_softmax_backward_data": _softmax_backward,
+    "_log_softmax_backward_data": _log_softmax_backward,
+    "_safe_softmax": _safe_softmax,
+    "native_layer_norm": _layer_norm,
+    "native_layer_norm_backward": _layer_norm_backward,
+    "_fused_rms_norm": _rms_norm,
+    "_fused_rms_norm_backward": _rms_norm_backward,
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
+    "native_batch_norm": _batch_norm,
+    "_native_batch_norm_legit": _batch_norm,
+    "_native_batch_norm_legit.no_stats": lambda x, w, b, *rest: _batch_norm(
+        x, w, b, None, None, *rest
+    ),
+    "_batch_norm_with_update": _batch_norm_with_update,
+    "native_batch_norm_backward": _batch_norm_backward,
+    "batch_norm_backward": lambda *args: _batch_norm_backward(*args[:-1]),
+    "mse_loss": _loss(lambda x, y: (x - y) * (x - y)),
+    "mse_loss_backward": _loss_backward(lambda x, y: (x - y) * 2.0),
+    "smooth_l1_loss": _loss(_smooth_l1),
+    "smooth_l1_loss_backward": _loss_backward(_smooth_l1_slope),
+    "huber_loss": _loss(_huber),
+    "huber_loss_backward": _loss_backward(_huber_slope),
+    "soft_margin_loss": _loss(_soft_margin),
+    "soft_margin_loss_backward": _loss_backward(lambda x, y: -y * sigmoid(-x * y)),
+    "binary_cross_entropy": _bce,
+    "binary_cross_entropy_backward": _bce_backward,
+    "binary_cross_entropy_with_logits": _bce_logits,
+    "nll_loss_forward": _nll_forward,
+    "nll_loss_backward": _nll_backward,
+    "nll_loss2d_forward": _nll_forward,
+    "nll_loss2d_backward": _nll_backward,
+    "native_dropout_backward": _dropout_backward,
+}

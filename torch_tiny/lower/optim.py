@@ -1,0 +1,120 @@
+"""Fused optimizer steps."""
+
+from collections.abc import Sequence
+
+from torch_tiny.lower.arithmetic import maximum
+from torch_tiny.lower.promote import Operand, as_uop, cast, known
+from torch_tiny.lower.tools import Rule, to_math
+from torch_tiny.uops import UOp, call, dtypes
+
+Tensors = Sequence[UOp]
+
+
+def _adam(decoupled: bool) -> Rule:
+    """Adam (weight decay as a gradient) or AdamW (decoupled). Results: each list in order."""
+
+    def rule(
+        params: Tensors,
+        grads: Tensors,
+        averages: Tensors,
+        squares: Tensors,
+        maxima: Tensors,
+        steps: Tensors,
+        lr: Operand,
+        beta1: Operand,
+        beta2: Operand,
+        decay: Operand,
+        eps: Operand,
+        amsgrad: bool,
+        maximize: bool,
+        scale: UOp | None,
+        found_inf: UOp | None,
+    ) -> tuple[UOp, ...]:
+        new: list[list[UOp]] = [[], [], [], [], []]
+        for i, param in enumerate(params):
+            p, g = to_math(param), to_math(grads[i])
+            m, v = to_math(averages[i]), to_math(squares[i])
+            # Bias corrections are computed in double, as the kernel does, then used in float.
+            count = steps[i].cast(dtypes.float64).reshape(())
+            b1, b2, rate = (as_uop(x, dtypes.float64).reshape(()) for x in (beta1, beta2, lr))
+            if scale is not None:
+                g = g / scale.cast(g.dtype).reshape(())
+            unscaled = cast(g, grads[i].dtype)
+            g = -g if maximize else g
+            wd = as_uop(decay, p.dtype)
+            if not _is_zero(decay):
+                if decoupled:
+                    p = p - cast(rate, p.dtype) * wd * p
+                else:
+                    g = g + p * wd
+            w1, w2 = cast(1.0 - b1, p.dtype), cast(1.0 - b2, p.dtype)
+            m = m + w1 * (g - m)
+            v = v * cast(b2, p.dtype) + w2 * g * g
+            step_size = cast(rate / (1.0 - call("pow", b1, count)), p.dtype)
+            root = cast(call("sqrt", 1.0 - call("pow", b2, count)), p.dtype)
+            top = maximum(to_math(maxima[i]), v) if amsgrad else v
+            p = p - step_size * m / (call("sqrt", top) / root + as_uop(eps, p.dtype))
+            values = [p, unscaled, m, v, *([top] if amsgrad else [])]
+            old = [param, grads[i], averages[i], squares[i], *([maxima[i]] if amsgrad else [])]
+            for results, value, before in zip(new, values, old, strict=False):
+                results.append(_unless(found_inf, cast(value, before.dtype), before))
+        if not amsgrad:
+            new[4] = list(maxima)
+        return tuple(value for results in new for value in results)
+
+    return rule
+
+
+def _sgd(
+    params: Tensors,
+    grads: Tensors,
+    buffers: Tensors,
+    decay: Operand,
+    momentum: Operand,
+    lr: Operand,
+    dampening: Operand,
+    nesterov: bool,
+    maximize: bool,
+    first: bool,
+    scale: UOp | None,
+    found_inf: UOp | None,
+) -> tuple[UOp, ...]:
+    new: list[list[UOp]] = [[], [], []]
+    for i, param in enumerate(params):
+        p, g = to_math(param), to_math(grads[i])
+        if scale is not None:
+            g = g / scale.cast(g.dtype).reshape(())
+        unscaled = cast(g, grads[i].dtype)
+        g = -g if maximize else g
+        g = g if _is_zero(decay) else g + p * as_uop(decay, p.dtype)
+        rate = as_uop(lr, p.dtype).reshape(())
+        if buffers:
+            mu, damp = as_uop(momentum, p.dtype), as_uop(dampening, p.dtype)
+            buffer = g if known(first, "is_first_step") else (
+                to_math(buffers[i]) * mu + g * (1.0 - damp)
+            )  # fmt: skip
+            g = g + buffer * mu if nesterov else buffer
+            new[2].append(_unless(found_inf, cast(buffer, buffers[i].dtype), buffers[i]))
+        new[0].append(_unless(found_inf, cast(p - rate * g, param.dtype), param))
+        new[1].append(_unless(found_inf, unscaled, grads[i]))
+    return tuple(value for results in new for value in results)
+
+
+def _unless(found_inf: UOp | None, value: UOp, before: UOp) -> UOp:
+    if found_inf is None:
+        return value
+    return found_inf.reshape(()).eq(1.0).where(before, value)
+
+
+def _is_zero(number: Operand) -> bool:
+    return isinstance(number, int | float) and number == 0
+
+
+TABLE: dict[str, Rule] = {
+    "_fused_adam": _adam(decoupled=False),
+    "_fused_adam.tensor_lr": _adam(decoupled=False),
+    "_fused_adamw": _adam(decoupled=True),
+    "_fused_adamw.tensor_lr": _adam(decoupled=True),
+    "_fused_sgd": _sgd,
+    "_fused_sgd.tensor_lr": _sgd,
+}

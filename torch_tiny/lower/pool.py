@@ -1,0 +1,356 @@
+"""Pooling and upsampling: windows forward, their overlap-add backward."""
+
+import functools
+import math
+from collections.abc import Sequence
+
+from torch_tiny.lower.arithmetic import absolute, is_nan, less_equal
+from torch_tiny.lower.index import place, take
+from torch_tiny.lower.promote import cast, known
+from torch_tiny.lower.reduce import amax
+from torch_tiny.lower.tools import (
+    Rule,
+    along,
+    arange,
+    dilate,
+    full,
+    full_like,
+    lowest,
+    pad,
+    to_math,
+    total,
+)
+from torch_tiny.uops import UOp, call, dtypes
+from torch_tiny.views import int_shape
+
+
+class Windows:
+    """Where the windows of a pooling lie over the last k dimensions."""
+
+    def __init__(self, x: UOp, kernel: Sequence[int], stride: Sequence[int],
+                 padding: Sequence[int], dilation: Sequence[int], ceil: bool) -> None:  # fmt: skip
+        k = x.ndim - 2 if x.ndim - 2 == len(kernel) else len(kernel)
+        self.kernel, self.stride, self.padding, self.dilation = (
+            tuple(v) * k if len(v) == 1 else tuple(v)
+            for v in (kernel, stride or kernel, padding, dilation)
+        )
+        self.sizes = int_shape(x)[-k:]
+        self.lead = int_shape(x)[:-k]
+        self.grid = tuple(
+            _positions(n, m, s, p, d, ceil)
+            for n, m, s, p, d in zip(
+                self.sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
+        )
+
+    @property
+    def after(self) -> list[int]:
+        """Padding at the end; less than 0 where the last elements are in no window."""
+        return [
+            (o - 1) * s + d * (m - 1) + 1 - n - p
+            for o, s, d, m, n, p in zip(
+                self.grid, self.stride, self.dilation, self.kernel, self.sizes, self.padding,
+                strict=True,
+            )
+        ]  # fmt: skip
+
+    def of(self, x: UOp, fill: bool | int | float) -> UOp:
+        """(*lead, *grid, *kernel)"""
+        lead = x.ndim - len(self.kernel)
+        around = [(0, 0)] * lead + list(zip(self.padding, self.after, strict=True))
+        return pad(x, around, fill)._pool(self.kernel, self.stride, self.dilation)
+
+    def spread(self, g: UOp, fill: bool | int | float = 0) -> UOp:
+        """For every input element the windows it may be in: (*lead, *sizes, *kernel)."""
+        lead = g.ndim - len(self.kernel)
+        around = [(0, 0)] * lead
+        for i, step in enumerate(self.stride):
+            g = dilate(g, lead + i, step, fill)
+            before = self.dilation[i] * (self.kernel[i] - 1) - self.padding[i]
+            length = self.sizes[i] + self.dilation[i] * (self.kernel[i] - 1)
+            around.append((before, length - before - int_shape(g)[lead + i]))
+        return pad(g, around, fill)._pool(self.kernel, 1, self.dilation)
+
+    @property
+    def over(self) -> tuple[int, ...]:
+        """The kernel's dimensions."""
+        k = len(self.kernel)
+        return tuple(range(len(self.lead) + k, len(self.lead) + 2 * k))
+
+
+def _positions(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool) -> int:
+    room = size + 2 * padding - dilation * (kernel - 1) - 1
+    count = (-(-room // stride) if ceil else room // stride) + 1
+    # A window may not begin beyond the padding before the data's end.
+    return count - 1 if ceil and (count - 1) * stride >= size + padding else count
+
+
+def _max_pool(x: UOp, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+              dilation: Sequence[int], ceil: bool) -> tuple[UOp, UOp]:  # fmt: skip
+    w = Windows(x, kernel, stride, padding, dilation, ceil)
+    seen, k = w.of(x, lowest(x.dtype)), len(w.kernel)
+    best = amax(seen, w.over)
+    inside = w.of(full_like(x, True, dtypes.bool), False)
+    hit = (seen.eq(best.reshape((*int_shape(best), *(1,) * k))) | is_nan(seen)) & inside
+    # The first hit in the order of the kernel.
+    size = math.prod(w.kernel)
+    rank = size - arange(size).reshape(w.kernel)
+    first = size - hit.where(rank, full((), 0, dtypes.int32)).max(w.over)
+    index = full((1,) * best.ndim, 0, dtypes.int32)
+    for i, n in enumerate(w.sizes):
+        step = first // math.prod(w.kernel[i + 1 :]) % w.kernel[i]
+        start = along(arange(w.grid[i]), len(w.lead) + i, best.ndim) * w.stride[i] - w.padding[i]
+        index = index * n + start + step * w.dilation[i]
+    return best, index.cast(dtypes.int64)
+
+
+def _max_pool_backward(grad: UOp, x: UOp, kernel: Sequence[int], stride: Sequence[int],
+                       padding: Sequence[int], dilation: Sequence[int], ceil: bool,
+                       indices: UOp) -> UOp:  # fmt: skip
+    w = Windows(x, kernel, stride, padding, dilation, ceil)
+    here = arange(math.prod(w.sizes)).reshape((*w.sizes, *(1,) * len(w.kernel)))
+    chosen = w.spread(indices.cast(dtypes.int32), -1).eq(here)
+    slopes = w.spread(to_math(grad))
+    return cast(total(chosen.where(slopes, full((), 0, slopes.dtype)), w.over), x.dtype)
+
+
+def _divisor(w: Windows, x: UOp, count_padding: bool, override: int | None) -> UOp:
+    """How many elements each window counts, to be broadcast."""
+    if override is not None:
+        return full((), float(override), to_math(x).dtype)
+    result = full((1,) * (len(w.lead) + len(w.kernel)), 1, dtypes.int32)
+    for i, (n, p) in enumerate(zip(w.sizes, w.padding, strict=True)):
+        start = arange(w.grid[i]) * w.stride[i] - p
+        stop = start + w.kernel[i]
+        low, high = (-p, n + p) if count_padding else (0, n)
+        stop = (stop > high).where(full_like(stop, high), stop)
+        start = (start < low).where(full_like(start, low), start)
+        result = result * along(stop - start, len(w.lead) + i, len(w.lead) + len(w.kernel))
+    return result.cast(to_math(x).dtype)
+
+
+def _avg_pool(x: UOp, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+              ceil: bool, count_padding: bool, override: int | None) -> UOp:  # fmt: skip
+    w = Windows(x, kernel, stride, padding, [1], ceil)
+    summed = total(w.of(to_math(x), 0), w.over)
+    return cast(summed / _divisor(w, x, count_padding, override), x.dtype)
+
+
+def _avg_pool_backward(grad: UOp, x: UOp, kernel: Sequence[int], stride: Sequence[int],
+                       padding: Sequence[int], ceil: bool, count_padding: bool,
+                       override: int | None) -> UOp:  # fmt: skip
+    w = Windows(x, kernel, stride, padding, [1], ceil)
+    shared = to_math(grad) / _divisor(w, x, count_padding, override)
+    return cast(total(w.spread(shared), w.over), x.dtype)
+
+
+# --- adaptive pooling: windows of unequal size, dimension by dimension ---
+
+
+def _bins(size: int, count: int) -> tuple[UOp, UOp]:
+    """(count, size): which elements each bin has; and 1-d: how many they are."""
+    at = arange(count)
+    start, stop = at * size // count, ((at + 1) * size + count - 1) // count
+    here = arange(size)
+    member = (here >= start.unsqueeze(1)) & (here < stop.unsqueeze(1))
+    return member, stop - start
+
+
+def _adaptive_avg(x: UOp, sizes: Sequence[int]) -> UOp:
+    k, wide = len(sizes), to_math(x)
+    for i, n in enumerate(sizes):
+        dim = x.ndim - k + i
+        wide = _binned(wide, dim, n)
+    return cast(wide, x.dtype)
+
+
+def _binned(x: UOp, dim: int, n: int) -> UOp:
+    shape = int_shape(x)
+    if shape[dim] % n == 0:
+        step = shape[dim] // n
+        split = x.reshape((*shape[:dim], n, step, *shape[dim + 1 :]))
+        return total(split, (dim + 1,)) / float(step)
+    member, counts = _bins(shape[dim], n)
+    member = member.reshape((n, shape[dim], *(1,) * (x.ndim - dim - 1)))
+    kept = member.where(x.unsqueeze(dim), full((), 0, x.dtype))
+    return total(kept, (dim + 1,)) / along(counts, dim, x.ndim).cast(x.dtype)
+
+
+def _adaptive_avg_backward(grad: UOp, x: UOp, k: int) -> UOp:
+    g = to_math(grad)
+    for i in range(k):
+        dim = x.ndim - k + i
+        size, n = int_shape(x)[dim], int_shape(grad)[dim]
+        member, counts = _bins(size, n)
+        g = g / along(counts, dim, x.ndim).cast(g.dtype)
+        member = member.reshape((n, size, *(1,) * (x.ndim - dim - 1)))
+        g = total(member.where(g.unsqueeze(dim + 1), full((), 0, g.dtype)), (dim,))
+    return cast(g, x.dtype)
+
+
+def _adaptive_max(x: UOp, sizes: Sequence[int]) -> tuple[UOp, UOp]:
+    """Windows of the largest size, of which the last elements may not count."""
+    k, lead = len(sizes), x.ndim - len(sizes)
+    here = int_shape(x)[lead:]
+    seen, counts, at = x, full((1,) * (lead + 2 * k), True, dtypes.bool), []
+    for i, n in enumerate(sizes):
+        start = arange(n) * here[i] // n
+        stop = ((arange(n) + 1) * here[i] + n - 1) // n
+        width = max(-(-(j + 1) * here[i] // n) - j * here[i] // n for j in range(n))
+        index = start.unsqueeze(1) + arange(width)
+        inside = index < stop.unsqueeze(1)
+        dim = lead + 2 * i
+        shape = int_shape(seen)
+        taken = take(seen, dim, inside.where(index, full((), 0, dtypes.int32)).reshape((-1,)))
+        seen = taken.reshape((*shape[:dim], n, width, *shape[dim + 1 :]))
+        spread = (*(1,) * dim, n, width, *(1,) * (2 * (k - i - 1)))
+        counts = counts & inside.reshape(spread)
+        at.append(index.reshape(spread))
+    over = tuple(lead + 2 * i + 1 for i in range(k))
+    best = amax(counts.where(seen, full((), lowest(x.dtype), x.dtype)), over, keepdim=True)
+    hit = counts & (seen.eq(best) | is_nan(seen))
+    flat = functools.reduce(lambda sofar, step: sofar * step[0] + step[1],
+                            zip(here, at, strict=True), full((), 0, dtypes.int32))  # fmt: skip
+    # Positions grow in the order of the kernel, so the first hit is the lowest.
+    first = hit.where(math.prod(here) - flat, full((), 0, dtypes.int32)).max(over)
+    shape = (*int_shape(x)[:lead], *sizes)
+    return best.reshape(shape), (math.prod(here) - first).cast(dtypes.int64).reshape(shape)
+
+
+def _adaptive_max_backward(grad: UOp, x: UOp, indices: UOp, k: int) -> UOp:
+    shape, lead = int_shape(x), x.ndim - k
+    size = math.prod(shape[lead:])
+    flat = (*shape[:lead], 1, -1)
+    hit = indices.cast(dtypes.int32).reshape(flat).eq(arange(size).reshape((size, 1)))
+    placed = hit.where(to_math(grad).reshape(flat), full((), 0, to_math(grad).dtype))
+    return cast(total(placed, (lead + 1,)), x.dtype).reshape(shape)
+
+
+# --- upsampling, dimension by dimension ---
+
+
+def _scale(size: int, out: int, scale: float | None) -> float:
+    scale = known(scale, "scale")
+    return 1.0 / scale if scale is not None and scale > 0 else size / out
+
+
+def _nearest(size: int, out: int, scale: float | None, exact: bool) -> UOp:
+    at = arange(out).cast(dtypes.float32) + (0.5 if exact else 0.0)
+    source = call("floor", at * _scale(size, out, scale)).cast(dtypes.int32)
+    return (source > size - 1).where(full_like(source, size - 1), source)
+
+
+def _upsample_nearest(x: UOp, sizes: Sequence[int], *scales: float | None, exact: bool) -> UOp:
+    k = len(sizes)
+    for i, n in enumerate(sizes):
+        dim = x.ndim - k + i
+        x = take(x, dim, _nearest(int_shape(x)[dim], n, scales[i], exact))
+    return x
+
+
+def _upsample_nearest_backward(grad: UOp, sizes: Sequence[int], inputs: Sequence[int],
+                               *scales: float | None, exact: bool) -> UOp:  # fmt: skip
+    k, g = len(sizes), to_math(grad)
+    for i, n in enumerate(sizes):
+        dim = grad.ndim - k + i
+        g = place(g, dim, _nearest(inputs[dim], n, scales[i], exact), inputs[dim])
+    return cast(g, grad.dtype)
+
+
+def _linear(size: int, out: int, scale: float | None, corners: bool) -> tuple[UOp, UOp, UOp]:
+    """The two neighbours of each output element and the weight of the second."""
+    at = arange(out).cast(dtypes.float32)
+    if corners:
+        source = at * ((size - 1) / (out - 1) if out > 1 else 0.0)
+    else:
+        source = (at + 0.5) * _scale(size, out, scale) - 0.5
+        source = (source < 0).where(full_like(source, 0.0), source)
+    low = source.cast(dtypes.int32)
+    low = (low > size - 1).where(full_like(low, size - 1), low)
+    high = (low < size - 1).where(low + 1, low)
+    weight = source - low.cast(dtypes.float32)
+    return low, high, (weight > 1.0).where(full_like(weight, 1.0), weight)
+
+
+def _upsample_linear(x: UOp, sizes: Sequence[int], corners: bool, *scales: float | None) -> UOp:
+    k, wide = len(sizes), to_math(x)
+    for i, n in enumerate(sizes):
+        dim = x.ndim - k + i
+        low, high, weight = _linear(int_shape(x)[dim], n, scales[i], corners)
+        w = along(weight, dim, x.ndim).cast(wide.dtype)
+        wide = take(wide, dim, low) * (1.0 - w) + take(wide, dim, high) * w
+    return cast(wide, x.dtype)
+
+
+def _upsample_linear_backward(grad: UOp, sizes: Sequence[int], inputs: Sequence[int],
+                              corners: bool, *scales: float | None) -> UOp:  # fmt: skip
+    k, g = len(sizes), to_math(grad)
+    for i, n in enumerate(sizes):
+        dim = grad.ndim - k + i
+        low, high, weight = _linear(inputs[dim], n, scales[i], corners)
+        w = along(weight, dim, grad.ndim).cast(g.dtype)
+        g = place(g * (1.0 - w), dim, low, inputs[dim]) + place(g * w, dim, high, inputs[dim])
+    return cast(g, grad.dtype)
+
+
+def _upsample_cubic_backward(grad: UOp, sizes: Sequence[int], inputs: Sequence[int],
+                             corners: bool, *scales: float | None) -> UOp:  # fmt: skip
+    k, g = len(sizes), to_math(grad)
+    for i, n in enumerate(sizes):
+        dim, size = grad.ndim - k + i, inputs[grad.ndim - k + i]
+        at = arange(n).cast(dtypes.float32)
+        if corners:
+            source = at * ((size - 1) / (n - 1) if n > 1 else 0.0)
+        else:
+            source = (at + 0.5) * _scale(size, n, scales[i]) - 0.5
+        low = call("floor", source)
+        placed = full((), 0, g.dtype)
+        for tap in (-1, 0, 1, 2):
+            index = low.cast(dtypes.int32) + tap
+            index = (index < 0).where(full_like(index, 0), index)
+            index = (index > size - 1).where(full_like(index, size - 1), index)
+            weight = along(_cubic(absolute(source - low - float(tap))), dim, grad.ndim)
+            placed = placed + place(g * weight.cast(g.dtype), dim, index, size)
+        g = placed
+    return cast(g, grad.dtype)
+
+
+def _cubic(x: UOp) -> UOp:
+    """Keys' kernel with PyTorch's a = -0.75, for 0 <= x <= 2."""
+    near = (x * 1.25 - 2.25) * x * x + 1.0
+    return less_equal(x, full_like(x, 1.0)).where(near, ((x * -0.75 + 3.75) * x - 6.0) * x + 3.0)
+
+
+def _upsampling() -> dict[str, Rule]:
+    table: dict[str, Rule] = {}
+    for k, linear in ((1, "linear"), (2, "bilinear"), (3, "trilinear")):
+        for name, exact in (("upsample_nearest", False), ("_upsample_nearest_exact", True)):
+            table[f"{name}{k}d"] = functools.partial(_upsample_nearest, exact=exact)
+            table[f"{name}{k}d_backward"] = functools.partial(
+                _upsample_nearest_backward, exact=exact
+            )
+        table[f"upsample_{linear}{k}d"] = _upsample_linear
+        table[f"upsample_{linear}{k}d_backward"] = _upsample_linear_backward
+    return table
+
+
+TABLE: dict[str, Rule] = {
+    "max_pool2d_with_indices": _max_pool,
+    "max_pool3d_with_indices": _max_pool,
+    "max_pool2d_with_indices_backward": _max_pool_backward,
+    "max_pool3d_with_indices_backward": _max_pool_backward,
+    "avg_pool2d": _avg_pool,
+    "avg_pool3d": _avg_pool,
+    "avg_pool2d_backward": _avg_pool_backward,
+    "avg_pool3d_backward": _avg_pool_backward,
+    "_adaptive_avg_pool2d": _adaptive_avg,
+    "_adaptive_avg_pool3d": _adaptive_avg,
+    "_adaptive_avg_pool2d_backward": lambda grad, x: _adaptive_avg_backward(grad, x, 2),
+    "_adaptive_avg_pool3d_backward": lambda grad, x: _adaptive_avg_backward(grad, x, 3),
+    "adaptive_max_pool2d": _adaptive_max,
+    "adaptive_max_pool3d": _adaptive_max,
+    "adaptive_max_pool2d_backward": lambda grad, x, i: _adaptive_max_backward(grad, x, i, 2),
+    "adaptive_max_pool3d_backward": lambda grad, x, i: _adaptive_max_backward(grad, x, i, 3),
+    **_upsampling(),
+    "upsample_bicubic2d_backward": _upsample_cubic_backward,
+}

@@ -1,0 +1,152 @@
+"""Which dtype PyTorch computes in, and numbers as UOps."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch_tiny.uops import DType, UOp, dtypes
+
+
+class NoLowering(Exception):  # noqa: N818  (an answer, not an error)
+    """This call cannot be expressed in UOps."""
+
+    def __init__(self, why: str, op: str = "") -> None:
+        super().__init__(f"{op}: {why}" if op else why)
+        self.why = why
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """A number whose value is an input of the compiled code: a UOp of shape ()."""
+
+    uop: UOp
+    kind: type[int] | type[float]
+
+
+Number = bool | int | float | Lifted
+Operand = UOp | Number
+
+HALVES = (dtypes.float16, dtypes.bfloat16)
+_INTS = (dtypes.uint8, dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64)
+_FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
+_RANK = {dtypes.bool: 0, **dict.fromkeys(_INTS, 1), **dict.fromkeys(_FLOATS, 2)}
+
+
+def known(value: Any, what: str) -> Any:
+    """A number that decides what code is made, so it must be there when compiling."""
+    if isinstance(value, Lifted):
+        raise NoLowering(f"needs the value of {what}")
+    return value
+
+
+def join(a: DType, b: DType) -> DType:
+    """The dtype of PyTorch's promotion table."""
+    if a == b:
+        return a
+    if _RANK[a] != _RANK[b]:
+        return a if _RANK[a] > _RANK[b] else b
+    if dtypes.uint8 in (a, b):
+        return dtypes.int16 if dtypes.int8 in (a, b) else (a if b == dtypes.uint8 else b)
+    if {a, b} == set(HALVES):
+        return dtypes.float32
+    return a if a.itemsize > b.itemsize else b
+
+
+def result_dtype(*operands: Operand) -> DType:
+    """As torch.result_type: tensors decide, then 0-dim tensors, then numbers, by category."""
+    levels: list[DType | None] = [None, None, None]
+    for operand in operands:
+        level, dtype = _level(operand)
+        before = levels[level]
+        levels[level] = dtype if before is None else join(before, dtype)
+    result: DType | None = None
+    for dtype_of_level in levels:
+        if dtype_of_level is None:
+            continue
+        if result is None or _RANK[dtype_of_level] > _RANK[result]:
+            result = dtype_of_level
+    if result is None:
+        raise NoLowering("no operand has a dtype")
+    return result
+
+
+def float_dtype(dtype: DType) -> DType:
+    """What functions such as exp give for integers."""
+    return dtype if is_float(dtype) else dtypes.float32
+
+
+def math_dtype(dtype: DType) -> DType:
+    """Half precision is computed in float32 and rounded once."""
+    return dtypes.float32 if dtype in HALVES else dtype
+
+
+def is_float(dtype: DType) -> bool:
+    return dtype in _FLOATS
+
+
+def is_int(dtype: DType) -> bool:
+    return dtype in _INTS
+
+
+def as_uop(operand: Operand, dtype: DType) -> UOp:
+    """A tensor or number in a dtype."""
+    if isinstance(operand, UOp):
+        return cast(operand, dtype)
+    if isinstance(operand, Lifted):
+        return cast(operand.uop, dtype)
+    constant: UOp = UOp.const(wrapped(operand, dtype), dtype)
+    return constant
+
+
+def cast(x: UOp, dtype: DType) -> UOp:
+    """As PyTorch converts: to bool by comparing with 0, from float to small integers by int64."""
+    if x.dtype == dtype:
+        return x
+    if dtype == dtypes.bool:
+        return x.ne(0)
+    if is_float(x.dtype) and is_int(dtype) and dtype not in (dtypes.int32, dtypes.int64):
+        # C leaves a float out of range of a small integer undefined.
+        return x.cast(dtypes.int64).cast(dtype)
+    if x.dtype == dtypes.float64 and dtype in HALVES:
+        return x.cast(dtypes.float32).cast(dtype)
+    return x.cast(dtype)
+
+
+def wrapped(number: bool | int | float, dtype: DType) -> bool | int | float:
+    """A Python number as the dtype holds it."""
+    if dtype == dtypes.bool:
+        return bool(number)
+    if is_float(dtype):
+        return float(number)
+    bits = 8 * dtype.itemsize
+    value = int(number) & ((1 << bits) - 1)
+    signed = dtype != dtypes.uint8 and value >> (bits - 1)
+    return value - (1 << bits) if signed else value
+
+
+def elementwise(
+    function: Callable[..., UOp], *operands: Operand, result: DType | None = None
+) -> UOp:
+    """`function` of operands promoted together; computed in float32 where the result is half."""
+    dtype = result_dtype(*operands)
+    computed = function(*(as_uop(operand, math_dtype(dtype)) for operand in operands))
+    return cast(computed, result or dtype)
+
+
+def elementwise_float(function: Callable[..., UOp], *operands: Operand) -> UOp:
+    """The same for functions whose result is always a float."""
+    dtype = float_dtype(result_dtype(*operands))
+    return cast(function(*(as_uop(operand, math_dtype(dtype)) for operand in operands)), dtype)
+
+
+def _level(operand: Operand) -> tuple[int, DType]:
+    """How much an operand has to say (0 the most), and its dtype."""
+    if isinstance(operand, UOp):
+        return (0 if operand.ndim else 1), operand.dtype
+    if isinstance(operand, Lifted):
+        return 2, dtypes.int64 if operand.kind is int else dtypes.float32
+    if isinstance(operand, bool):
+        return 2, dtypes.bool
+    if isinstance(operand, int | float):
+        return 2, dtypes.int64 if isinstance(operand, int) else dtypes.float32
+    raise NoLowering(f"no promotion for {type(operand).__name__}")

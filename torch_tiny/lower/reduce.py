@@ -1,0 +1,308 @@
+"""Reductions and scans."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from torch_tiny.lower.arithmetic import absolute, exp, is_nan, log
+from torch_tiny.lower.promote import (
+    Number,
+    as_uop,
+    cast,
+    float_dtype,
+    is_float,
+    known,
+    math_dtype,
+)
+from torch_tiny.lower.tools import (
+    Rule,
+    arange,
+    count,
+    full,
+    full_like,
+    kept_shape,
+    lowest,
+    positions,
+    to_dtype,
+    total,
+    wrap_dim,
+    wrap_dims,
+)
+from torch_tiny.uops import DType, UOp, call, dtypes
+from torch_tiny.views import int_shape
+
+Dims = Sequence[int] | int | None
+
+
+def sums(x: UOp, dims: Dims = None, keepdim: bool = False, dtype: DType | None = None) -> UOp:
+    result = to_dtype(dtype, x.dtype if is_float(x.dtype) else dtypes.int64)
+    return cast(total(cast(x, result), wrap_dims(dims, x.ndim), keepdim), result)
+
+
+def mean(x: UOp, dims: Dims = None, keepdim: bool = False, dtype: DType | None = None) -> UOp:
+    result = to_dtype(dtype, float_dtype(x.dtype))
+    over = wrap_dims(dims, x.ndim)
+    return cast(total(cast(x, result), over, keepdim) / float(count(x, over)), result)
+
+
+def product(x: UOp, dims: Dims = None, keepdim: bool = False, dtype: DType | None = None) -> UOp:
+    result = to_dtype(dtype, x.dtype if is_float(x.dtype) else dtypes.int64)
+    wide = cast(x, result).cast(math_dtype(result))
+    return cast(wide.prod(wrap_dims(dims, x.ndim), keepdim=keepdim), result)
+
+
+def amax(x: UOp, dims: Dims = None, keepdim: bool = False) -> UOp:
+    """NaN wins, as code generation has it for every float maximum."""
+    over = wrap_dims(dims, x.ndim)
+    return x.max(over, keepdim=keepdim) if over else x
+
+
+def amin(x: UOp, dims: Dims = None, keepdim: bool = False) -> UOp:
+    return _mirrored(amax(_mirrored(x), dims, keepdim))
+
+
+def argmax(x: UOp, dim: int | None, keepdim: bool) -> UOp:
+    """The first maximum; a NaN is larger than all."""
+    if dim is None:
+        index = argmax(x.reshape((-1,)), 0, False)
+        return index.reshape((1,) * x.ndim) if keepdim else index
+    if x.ndim == 0:
+        return full((), 0, dtypes.int64)
+    dim = wrap_dim(dim, x.ndim)
+    size = int_shape(x)[dim]
+    best = x.eq(amax(x, dim, True)) | is_nan(x)
+    rank = size - positions(int_shape(x), dim)
+    first = best.where(rank, full((), 0, dtypes.int32)).max((dim,), keepdim=keepdim)
+    return (size - first).cast(dtypes.int64)
+
+
+def argmin(x: UOp, dim: int | None, keepdim: bool) -> UOp:
+    return argmax(_mirrored(x), dim, keepdim)
+
+
+def var_mean(
+    x: UOp, dims: Dims = None, correction: Number | None = None, keepdim: bool = False
+) -> tuple[UOp, UOp]:
+    over = wrap_dims(dims, x.ndim)
+    wide = x.cast(math_dtype(x.dtype))
+    n = count(x, over)
+    average = total(wide, over, keepdim=True) / float(n)
+    centered = wide - average
+    degrees = n - (1 if correction is None else known(correction, "correction"))
+    variance = total(centered * centered, over, keepdim) / full((), max(0.0, degrees), wide.dtype)
+    shape = kept_shape(int_shape(x), over, keepdim)
+    return cast(variance, x.dtype), cast(average.reshape(shape), x.dtype)
+
+
+def _std(x: UOp, dims: Dims, correction: Number | None, keepdim: bool) -> UOp:
+    variance, _ = var_mean(x.cast(math_dtype(x.dtype)), dims, correction, keepdim)
+    return cast(call("sqrt", variance), x.dtype)
+
+
+def _std_mean(x: UOp, dims: Dims, correction: Number | None, keepdim: bool) -> tuple[UOp, UOp]:
+    return _std(x, dims, correction, keepdim), var_mean(x, dims, correction, keepdim)[1]
+
+
+def _unbiased(function: Callable[..., UOp | tuple[UOp, ...]]) -> dict[str, Rule]:
+    """The overloads that say `unbiased` for a correction of 1."""
+    return {
+        "": lambda x, unbiased: function(x, None, int(unbiased), False),
+        ".dim": lambda x, dims, unbiased, keepdim: function(x, dims, int(unbiased), keepdim),
+        ".correction": function,
+    }
+
+
+def logsumexp(x: UOp, dims: Dims, keepdim: bool) -> UOp:
+    wide = cast(x, math_dtype(float_dtype(x.dtype)))
+    over = wrap_dims(dims, x.ndim)
+    top = amax(wide, over, keepdim=True)
+    top = absolute(top).eq(math.inf).where(full_like(top, 0), top)
+    result = log(total(exp(wide - top), over, keepdim)) + top.reshape(
+        kept_shape(int_shape(x), over, keepdim)
+    )
+    return cast(result, float_dtype(x.dtype))
+
+
+def vector_norm(
+    x: UOp, ord_: Number = 2, dims: Dims = None, keepdim: bool = False, dtype: DType | None = None
+) -> UOp:
+    result = to_dtype(dtype, float_dtype(x.dtype))
+    size = absolute(cast(x, result).cast(math_dtype(result)))
+    over, p = wrap_dims(dims, x.ndim), known(ord_, "ord")
+    rules: dict[float, Callable[[], UOp]] = {
+        math.inf: lambda: amax(size, over, keepdim),
+        -math.inf: lambda: amin(size, over, keepdim),
+        0.0: lambda: total(size.ne(0).cast(size.dtype), over, keepdim),
+        1.0: lambda: total(size, over, keepdim),
+        2.0: lambda: call("sqrt", total(size * size, over, keepdim)),
+    }
+    root = rules.get(float(p)) or (
+        lambda: call("pow", total(call("pow", size, float(p)), over, keepdim), 1.0 / p)
+    )
+    return cast(root(), result)
+
+
+def _norm(x: UOp, p: Number | None, dims: Dims, keepdim: bool, dtype: DType | None = None) -> UOp:
+    return vector_norm(x, 2 if p is None else p, dims, keepdim, dtype)
+
+
+def _renorm(x: UOp, p: Number, dim: int, limit: Number) -> UOp:
+    wide, dim = x.cast(math_dtype(x.dtype)), wrap_dim(dim, x.ndim)
+    norm = vector_norm(wide, p, [d for d in range(x.ndim) if d != dim], True)
+    most = as_uop(limit, wide.dtype)
+    return cast((most < norm).where(wide * (most / (norm + 1e-7)), wide), x.dtype)
+
+
+def _cdist(a: UOp, b: UOp, p: Number, _mode: int | None) -> UOp:
+    return vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, [-1])
+
+
+def _cdist_backward(grad: UOp, a: UOp, b: UOp, p: Number, distances: UOp) -> UOp:
+    difference = a.unsqueeze(-2) - b.unsqueeze(-3)
+    size, far = absolute(difference), distances.unsqueeze(-1)
+    sign = call("copysign", difference.ne(0).cast(a.dtype), difference)
+    power = float(known(p, "p"))
+    if power == math.inf:
+        slope = size.eq(far).where(sign, full((), 0, a.dtype))
+    elif power == 0:
+        return full_like(a, 0)
+    else:
+        # d|x|/dx is 0 where x is, whatever the power says.
+        steep = call("pow", size, power - 1.0) / call("pow", far, power - 1.0)
+        slope = (size.eq(0) | far.eq(0)).where(full_like(size, 0), sign * steep)
+    return total(slope * grad.unsqueeze(-1), (difference.ndim - 2,))
+
+
+def _any(x: UOp, dims: Dims = None, keepdim: bool = False) -> UOp:
+    found = cast(x, dtypes.bool).max(wrap_dims(dims, x.ndim), keepdim=keepdim)
+    return found.cast(dtypes.uint8) if x.dtype == dtypes.uint8 else found
+
+
+def _all(x: UOp, dims: Dims = None, keepdim: bool = False) -> UOp:
+    missing = cast(x, dtypes.bool).logical_not().max(wrap_dims(dims, x.ndim), keepdim=keepdim)
+    found = missing.logical_not()
+    return found.cast(dtypes.uint8) if x.dtype == dtypes.uint8 else found
+
+
+def _mirrored(x: UOp) -> UOp:
+    """Values in the opposite order, so that a minimum is a maximum."""
+    return -x if is_float(x.dtype) else ~x
+
+
+# --- scans: every element looks at all before it ---
+
+
+def _scanned(x: UOp, dim: int) -> tuple[UOp, UOp, int]:
+    """Elements along a new dimension after `dim`, and which of them are not after `dim`'s."""
+    dim = wrap_dim(dim, x.ndim)
+    shape = int_shape(x)
+    size = shape[dim]
+    spread = x.unsqueeze(dim).expand((*shape[:dim], size, *shape[dim:]))
+    here = arange(size).reshape((size, 1, *(1,) * (x.ndim - dim - 1)))
+    there = arange(size).reshape((1, size, *(1,) * (x.ndim - dim - 1)))
+    return spread, there <= here, dim + 1
+
+
+def cumulative(reduce: Callable[[UOp, tuple[int, ...]], UOp], identity: float) -> Rule:
+    def rule(x: UOp, dim: int, dtype: DType | None = None) -> UOp:
+        result = to_dtype(dtype, x.dtype if is_float(x.dtype) else dtypes.int64)
+        wide = cast(x, result).cast(math_dtype(result))
+        if x.ndim == 0 or 0 in x.shape:
+            return cast(wide, result)
+        spread, before, over = _scanned(wide, dim)
+        kept = before.where(spread, full((), identity, wide.dtype))
+        return cast(reduce(kept, (over,)), result)
+
+    return rule
+
+
+def _cumulative_best(x: UOp, dim: int) -> tuple[UOp, UOp]:
+    """cummax: values, and the last index that holds them."""
+    if x.ndim == 0 or 0 in x.shape:
+        return x, full(int_shape(x), 0, dtypes.int64)
+    spread, before, over = _scanned(x, dim)
+    values = amax(before.where(spread, full((), lowest(x.dtype), x.dtype)), (over,))
+    same = spread.eq(values.unsqueeze(over))
+    if is_float(x.dtype):
+        same = same | (is_nan(spread) & is_nan(values.unsqueeze(over)))
+    index = (same & before).where(positions(int_shape(spread), over), full((), 0, dtypes.int32))
+    return values, index.max((over,)).cast(dtypes.int64)
+
+
+def _cumulative_least(x: UOp, dim: int) -> tuple[UOp, UOp]:
+    values, index = _cumulative_best(_mirrored(x), dim)
+    return _mirrored(values), index
+
+
+def _logcumsumexp(x: UOp, dim: int) -> UOp:
+    if x.ndim == 0 or 0 in x.shape:
+        return x
+    spread, before, over = _scanned(x.cast(math_dtype(x.dtype)), dim)
+    kept = before.where(spread, full((), -math.inf, spread.dtype))
+    return cast(logsumexp(kept, (over,), False), x.dtype)
+
+
+def _aminmax(x: UOp, dim: int | None, keepdim: bool) -> tuple[UOp, UOp]:
+    return amin(x, dim, keepdim), amax(x, dim, keepdim)
+
+
+def _least(x: UOp, dim: int, keepdim: bool) -> tuple[UOp, UOp]:
+    return amin(x, dim, keepdim), argmin(x, dim, keepdim)
+
+
+def _greatest(x: UOp, dim: int, keepdim: bool) -> tuple[UOp, UOp]:
+    return amax(x, dim, keepdim), argmax(x, dim, keepdim)
+
+
+TABLE: dict[str, Rule] = {
+    "sum": lambda x, dtype: sums(x, None, False, dtype),
+    "sum.dim_IntList": sums,
+    "nansum": lambda x, dims, keepdim, dtype: sums(
+        is_nan(x).where(full_like(x, 0), x), dims, keepdim, dtype
+    ),
+    "mean": lambda x, dtype: mean(x, None, False, dtype),
+    "mean.dim": mean,
+    "prod": lambda x, dtype: product(x, None, False, dtype),
+    "prod.dim_int": product,
+    "amax": amax,
+    "amin": amin,
+    "aminmax": _aminmax,
+    "max": amax,
+    "min": amin,
+    "max.dim": _greatest,
+    "min.dim": _least,
+    "argmax": argmax,
+    "argmin": argmin,
+    **{f"var{name}": rule for name, rule in _unbiased(lambda *a: var_mean(*a)[0]).items()},
+    **{f"std{name}": rule for name, rule in _unbiased(_std).items()},
+    **{f"var_mean{name}": rule for name, rule in _unbiased(var_mean).items()},
+    **{f"std_mean{name}": rule for name, rule in _unbiased(_std_mean).items()},
+    "logsumexp": logsumexp,
+    "linalg_vector_norm": vector_norm,
+    "norm.Scalar": lambda x, p: _norm(x, p, None, False),
+    "norm.ScalarOpt_dim": _norm,
+    "norm.ScalarOpt_dim_dtype": _norm,
+    "norm.ScalarOpt_dtype": lambda x, p, dtype: _norm(x, p, None, False, dtype),
+    "dist": lambda a, b, p: vector_norm(a - b, p),
+    "renorm": _renorm,
+    "_cdist_forward": _cdist,
+    "_cdist_backward": _cdist_backward,
+    "any": _any,
+    "any.dim": _any,
+    "any.dims": _any,
+    "all": _all,
+    "all.dim": _all,
+    "all.dims": _all,
+    "count_nonzero.dim_IntList": lambda x, dims: sums(cast(x, dtypes.bool), dims),
+    "count_nonzero": lambda x, dim: sums(cast(x, dtypes.bool), dim),
+    "cumsum": cumulative(lambda x, dims: x.sum(dims, dtype=x.dtype), 0),
+    "cumprod": cumulative(lambda x, dims: x.prod(dims), 1),
+    "cummax": _cumulative_best,
+    "cummin": _cumulative_least,
+    "logcumsumexp": _logcumsumexp,
+    "trace": lambda x: sums(
+        arange(int_shape(x)[0])
+        .unsqueeze(1)
+        .eq(arange(int_shape(x)[1]))
+        .where(x, full((), 0, x.dtype))
+    ),
+}

@@ -1,0 +1,208 @@
+"""Special functions, computed in double from short series and quadratures."""
+
+import math
+from collections.abc import Callable
+
+from torch_tiny.lower.arithmetic import absolute, exp, log, maximum, minimum
+from torch_tiny.lower.promote import cast, elementwise_float, float_dtype, result_dtype
+from torch_tiny.lower.tools import Rule, arange, full_like, total
+from torch_tiny.uops import UOp, call, dtypes
+
+Unary = Callable[[UOp], UOp]
+
+# B(2k)/(2k) of Stirling's series, and B(2k)/(2k)! of the Euler-Maclaurin formula.
+_STIRLING = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
+_EULER = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000)
+
+
+def _polynomial(x: UOp, coefficients: tuple[float, ...]) -> UOp:
+    result = full_like(x, coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        result = result * x + c
+    return result
+
+
+def digamma(x: UOp) -> UOp:
+    reflected = x < 0
+    z = reflected.where(1.0 - x, x)
+    result = full_like(x, 0.0)
+    for _ in range(10):
+        small = z < 10.0
+        result = small.where(result - z.reciprocal(), result)
+        z = small.where(z + 1.0, z)
+    inverse = z.reciprocal()
+    square = inverse * inverse
+    result = result + log(z) - inverse * 0.5 - square * _polynomial(square, _STIRLING)
+    fraction = x - call("trunc", x)
+    mirrored = result - call("tan", fraction * math.pi).reciprocal() * math.pi
+    mirrored = fraction.eq(0).where(full_like(x, math.nan), mirrored)
+    pole = call("copysign", full_like(x, math.inf), -x)
+    return x.eq(0).where(pole, reflected.where(mirrored, result))
+
+
+def _trigamma(x: UOp) -> UOp:
+    reflected = x < 0.5
+    z = reflected.where(1.0 - x, x)
+    result = full_like(x, 0.0)
+    for _ in range(8):
+        result = result + (z * z).reciprocal()
+        z = z + 1.0
+    inverse = z.reciprocal()
+    square = inverse * inverse
+    tail = _polynomial(square, (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66))
+    result = result + inverse + square * 0.5 + inverse * square * tail
+    sine = call("sin", x * math.pi)
+    return reflected.where((math.pi * math.pi) * (sine * sine).reciprocal() - result, result)
+
+
+def _zeta(s: UOp, q: UOp) -> UOp:
+    """Hurwitz' zeta by Euler and Maclaurin's formula, once the terms' base is past 9."""
+    most = 64
+    terms = minimum(maximum(call("ceil", 10.0 - q), full_like(q, 9.0)), full_like(q, float(most)))
+    at = arange(most).cast(q.dtype)
+    powers = call("pow", q.unsqueeze(-1) + at, -s.unsqueeze(-1))
+    counted = (at < terms.unsqueeze(-1)).where(powers, 0.0)
+    result = total(counted, (counted.ndim - 1,))
+    last = q + terms
+    power = call("pow", last, -s)
+    result = result + power * last / (s - 1.0) + power * 0.5
+    factor, power = s, power / last
+    for k, c in enumerate(_EULER):
+        result = result + factor * power * c
+        factor = factor * (s + float(2 * k + 1)) * (s + float(2 * k + 2))
+        power = power / last / last
+    whole_q, whole_s = call("floor", q).eq(q), call("floor", s).eq(s)
+    at_pole = whole_q.where(full_like(result, math.inf), whole_s.where(result, math.nan))
+    result = (q > 0).where(result, at_pole)
+    result = s.eq(1.0).where(full_like(result, math.inf), result)
+    return (s < 1.0).where(full_like(result, math.nan), result)
+
+
+def _polygamma(n: int, x: UOp) -> UOp:
+    if n == 0:
+        return _in_double(digamma)(x)  # type: ignore[return-value]
+    if n == 1:
+        # Near its poles PyTorch's own error is that of float32, and tests compare with it.
+        return elementwise_float(_trigamma, x)
+    sign = (-1.0) ** (n + 1) * math.factorial(n)
+    return _in_double(lambda v: _zeta(full_like(v, float(n + 1)), v) * sign)(x)  # type: ignore[return-value]
+
+
+def _bessel_i(order: int, scaled: bool) -> Unary:
+    """The mean of exp(x cos t) cos(nt) over a circle; the trapezoidal rule converges at once."""
+    points = 96
+
+    def rule(x: UOp) -> UOp:
+        size = absolute(x)
+        angle = (arange(points).cast(dtypes.float64) + 0.5) * (math.pi / points)
+        cosine = call("cos", angle)
+        weight = call("cos", angle * float(order))
+        terms = exp(size.unsqueeze(-1) * (cosine - 1.0)) * weight
+        near = total(terms, (x.ndim,)) / float(points)
+        # Beyond that the peak is narrower than the points are apart.
+        mu, inverse = 4.0 * order * order, (size * 8.0).reciprocal()
+        far = 1.0 - inverse * (mu - 1.0) * (
+            1.0 - inverse * ((mu - 9.0) / 2) * (1.0 - inverse * ((mu - 25.0) / 3))
+        )
+        far = far / call("sqrt", size * (2 * math.pi))
+        result = (size > 200.0).where(far, near)
+        result = result if scaled else result * exp(size)
+        return (x < 0).where(-result, result) if order % 2 else result
+
+    return rule
+
+
+def _bessel_k(order: int, scaled: bool) -> Unary:
+    """The integral of exp(-x cosh t) cosh(nt), by the trapezoidal rule."""
+    points, step = 192, 1 / 12
+
+    def rule(x: UOp) -> UOp:
+        at = arange(points).cast(dtypes.float64) * step
+        rise = call("cosh", at) - 1.0
+        weight = call("cosh", at * float(order))
+        halved = arange(points).eq(0).where(weight * 0.5, weight)
+        result = total(exp(-(x.unsqueeze(-1) * rise)) * halved, (x.ndim,)) * step
+        result = result if scaled else result * exp(-x)
+        result = x.eq(0).where(full_like(x, math.inf), result)
+        return (x < 0).where(full_like(x, math.nan), result)
+
+    return rule
+
+
+def erfinv(x: UOp) -> UOp:
+    """Winitzki's approximation and Halley's steps."""
+    bend = log(1.0 - x * x)
+    first = bend * 0.5 + 2 / (math.pi * 0.147)
+    y = call("sqrt", call("sqrt", first * first - bend / 0.147) - first)
+    y = call("copysign", y, x)
+    for _ in range(3):
+        error = call("erf", y) - x
+        slope = exp(-(y * y)) * (2 / math.sqrt(math.pi))
+        newton = error / slope
+        y = y - newton / (newton * y + 1.0)
+    y = absolute(x).eq(1.0).where(call("copysign", full_like(x, math.inf), x), y)
+    return x.eq(0).where(x, y)
+
+
+def _ndtri(p: UOp) -> UOp:
+    return erfinv(p * 2.0 - 1.0) * math.sqrt(2.0)
+
+
+def _erfcx(x: UOp) -> UOp:
+    near = exp(x * x) * call("erfc", x)
+    square = (x * x).reciprocal()
+    series = 1.0 - square * 0.5 * (1.0 - square * 1.5 * (1.0 - square * 2.5))
+    return (x > 25.0).where(series / (x * math.sqrt(math.pi)), near)
+
+
+def _log_ndtr(x: UOp) -> UOp:
+    t = x * math.sqrt(0.5)
+    tail = log(_erfcx(-t) * 0.5) - t * t
+    return (x < -1.0).where(tail, call("log1p", call("erfc", t) * -0.5))
+
+
+def _spherical(x: UOp) -> UOp:
+    near = _polynomial(x * x, (1.0, -1 / 6, 1 / 120, -1 / 5040, 1 / 362880, -1 / 39916800))
+    far = absolute(x).eq(math.inf).where(full_like(x, 0.0), call("sin", x) / x)
+    return (absolute(x) < 0.5).where(near, far)
+
+
+def _in_double(function: Callable[..., UOp]) -> Rule:
+    def rule(*operands: UOp) -> UOp:
+        dtype = float_dtype(result_dtype(*operands))
+        return cast(function(*(cast(x, dtypes.float64) for x in operands)), dtype)
+
+    return rule
+
+
+def _of_libm(name: str) -> Rule:
+    return _in_double(lambda x: call(name, x))
+
+
+TABLE: dict[str, Rule] = {
+    "digamma": _in_double(digamma),
+    "polygamma": _polygamma,
+    "special_zeta": _in_double(_zeta),
+    "erfinv": _in_double(erfinv),
+    "special_ndtri": _in_double(_ndtri),
+    "special_erfcx": _in_double(_erfcx),
+    "special_log_ndtr": _in_double(_log_ndtr),
+    "i0": _in_double(_bessel_i(0, scaled=False)),
+    "special_i0e": _in_double(_bessel_i(0, scaled=True)),
+    "special_i1": _in_double(_bessel_i(1, scaled=False)),
+    "special_i1e": _in_double(_bessel_i(1, scaled=True)),
+    "special_modified_bessel_i0": _in_double(_bessel_i(0, scaled=False)),
+    "special_modified_bessel_i1": _in_double(_bessel_i(1, scaled=False)),
+    "special_modified_bessel_k0": _in_double(_bessel_k(0, scaled=False)),
+    "special_modified_bessel_k1": _in_double(_bessel_k(1, scaled=False)),
+    "special_scaled_modified_bessel_k0": _in_double(_bessel_k(0, scaled=True)),
+    "special_scaled_modified_bessel_k1": _in_double(_bessel_k(1, scaled=True)),
+    "special_bessel_j0": _of_libm("j0"),
+    "special_bessel_j1": _of_libm("j1"),
+    "special_bessel_y0": _of_libm("y0"),
+    "special_bessel_y1": _of_libm("y1"),
+    "special_spherical_bessel_j0": _in_double(_spherical),
+    "angle": lambda x: elementwise_float(
+        lambda v: v.ne(v).where(v, (v < 0).where(full_like(v, math.pi), 0.0)), x
+    ),
+}

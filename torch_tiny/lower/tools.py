@@ -1,0 +1,183 @@
+"""Small UOp helpers that the tables share."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_tiny.lower.promote import (
+    Lifted,
+    NoLowering,
+    Number,
+    as_uop,
+    cast,
+    is_float,
+    math_dtype,
+)
+from torch_tiny.uops import DType, UOp, dtypes
+from torch_tiny.views import int_shape
+
+Shape = tuple[int, ...]
+Results = tuple[UOp | None, ...]
+Rule = Callable[..., UOp | Results]
+
+DTYPES: dict[torch.dtype, DType] = {
+    torch.bool: dtypes.bool,
+    torch.uint8: dtypes.uint8,
+    torch.int8: dtypes.int8,
+    torch.int16: dtypes.int16,
+    torch.int32: dtypes.int32,
+    torch.int64: dtypes.int64,
+    torch.float16: dtypes.float16,
+    torch.bfloat16: dtypes.bfloat16,
+    torch.float32: dtypes.float32,
+    torch.float64: dtypes.float64,
+}
+
+
+def to_dtype(dtype: torch.dtype | DType | None, default: DType) -> DType:
+    if dtype is None:
+        return default
+    if isinstance(dtype, DType):
+        return dtype
+    if dtype not in DTYPES:
+        raise NoLowering(f"{dtype} is not a dtype of ours")
+    return DTYPES[dtype]
+
+
+def full(shape: Sequence[int], value: Number, dtype: DType) -> UOp:
+    return as_uop(value, dtype).reshape((1,) * len(shape)).expand(tuple(shape))
+
+
+def full_like(x: UOp, value: Number, dtype: DType | None = None) -> UOp:
+    return full(int_shape(x), value, dtype or x.dtype)
+
+
+def arange(n: int, dtype: DType = dtypes.int32) -> UOp:
+    return UOp.arange(n, dtype=dtype) if n else full((0,), 0, dtype)
+
+
+def along(values: UOp, dim: int, ndim: int) -> UOp:
+    """A 1-d value laid along one dimension of `ndim`, to be broadcast."""
+    return values.reshape(tuple(-1 if d == dim else 1 for d in range(ndim)))
+
+
+def positions(shape: Shape, dim: int) -> UOp:
+    """The index along one dimension, to be broadcast to `shape`."""
+    return (
+        along(arange(shape[dim]), dim, len(shape)) if shape[dim] else full(shape, 0, dtypes.int32)
+    )
+
+
+def wrap_dim(dim: int, ndim: int) -> int:
+    return dim % max(ndim, 1)
+
+
+def wrap_dims(dims: Sequence[int] | int | None, ndim: int) -> tuple[int, ...]:
+    """Dimensions to reduce; none given means all of them."""
+    if isinstance(dims, int):
+        dims = [dims]
+    if dims is None or len(dims) == 0:
+        return tuple(range(ndim))
+    return tuple(sorted({wrap_dim(d, ndim) for d in dims})) if ndim else ()
+
+
+def kept_shape(shape: Shape, dims: tuple[int, ...], keepdim: bool) -> Shape:
+    if keepdim:
+        return tuple(1 if d in dims else n for d, n in enumerate(shape))
+    return tuple(n for d, n in enumerate(shape) if d not in dims)
+
+
+def count(x: UOp, dims: tuple[int, ...]) -> int:
+    shape = int_shape(x)
+    return math.prod(shape[d] for d in dims)
+
+
+def cut(x: UOp, dim: int, start: int, stop: int) -> UOp:
+    return x.shrink(tuple((start, stop) if d == dim else None for d in range(x.ndim)))
+
+
+def pad(x: UOp, widths: Sequence[tuple[int, int]], value: Number = 0) -> UOp:
+    """Constant padding; a negative width cuts."""
+    shape = int_shape(x)
+    x = x.shrink(
+        tuple((max(0, -lo), n + min(0, hi)) for n, (lo, hi) in zip(shape, widths, strict=True))
+    )
+    grown = [(max(0, lo), max(0, hi)) for lo, hi in widths]
+    if not any(lo or hi for lo, hi in grown):
+        return x
+    padded = x.pad(tuple(grown))
+    if not isinstance(value, Lifted) and value == 0:
+        return padded
+    inside = full_like(x, True, dtypes.bool).pad(tuple(grown))
+    return inside.where(padded, as_uop(value, x.dtype))
+
+
+def widths(ndim: int, dim: int, before: int, after: int) -> list[tuple[int, int]]:
+    return [(before, after) if d == dim else (0, 0) for d in range(ndim)]
+
+
+def dilate(x: UOp, dim: int, step: int, value: Number = 0) -> UOp:
+    """`step - 1` fill values between the elements of a dimension."""
+    if step == 1:
+        return x
+    shape = int_shape(x)
+    spread = pad(x.unsqueeze(dim + 1), widths(x.ndim + 1, dim + 1, 0, step - 1), value)
+    flat = spread.reshape((*shape[:dim], shape[dim] * step, *shape[dim + 1 :]))
+    return cut(flat, dim, 0, max(0, (shape[dim] - 1) * step + 1))
+
+
+def select(mask: UOp, yes: UOp, no: UOp | Number) -> UOp:
+    return mask.where(yes, no if isinstance(no, UOp) else as_uop(no, yes.dtype))
+
+
+def broadcast(*uops: UOp) -> list[UOp]:
+    shape = torch.broadcast_shapes(*(int_shape(x) for x in uops))
+    return [x.expand(tuple(shape)) for x in uops]
+
+
+def total(x: UOp, dims: tuple[int, ...], keepdim: bool = False) -> UOp:
+    """A sum, in the accumulator's dtype: float32 for halves, the dtype itself for all others."""
+    return x.cast(math_dtype(x.dtype)).sum(dims, keepdim=keepdim, dtype=math_dtype(x.dtype))
+
+
+def sum_to(x: UOp, shape: Shape) -> UOp:
+    """The sum over the dimensions that broadcasting from `shape` added."""
+    extra = x.ndim - len(shape)
+    here = int_shape(x)
+    dims = (*range(extra), *(extra + d for d, n in enumerate(shape) if n == 1 != here[extra + d]))
+    return total(x, dims).reshape(shape) if dims else x
+
+
+def lowest(dtype: DType) -> bool | int | float:
+    if is_float(dtype):
+        return -math.inf
+    return False if dtype == dtypes.bool else int(dtype.min)
+
+
+def in_math(function: Callable[..., UOp]) -> Callable[..., UOp]:
+    """Runs a rule on float32 copies of its half arguments and rounds the result once."""
+
+    @functools.wraps(function)
+    def rule(*args: Any) -> UOp:
+        tensors = [a for a in args if isinstance(a, UOp) and is_float(a.dtype)]
+        dtype = tensors[0].dtype
+        return cast(function(*(to_math(a) for a in args)), dtype)
+
+    return rule
+
+
+def to_math(value: Any) -> Any:
+    if isinstance(value, UOp) and is_float(value.dtype):
+        return value.cast(math_dtype(value.dtype))
+    return value
+
+
+def divided(a: UOp, b: UOp | Number) -> UOp:
+    return a / (b if isinstance(b, UOp) else as_uop(b, a.dtype))
+
+
+def flip_dims(x: UOp, dims: Sequence[int]) -> UOp:
+    return x.flip(tuple(dims)) if dims else x

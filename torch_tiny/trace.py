@@ -1,0 +1,220 @@
+"""A recorded trace, read from the text the core describes it in (csrc/describe.cpp)."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torch_tiny.lower import written
+from torch_tiny.views import ViewSpec
+
+# c10's names of the types that are compiled; calls with others stay calls.
+DTYPES = {
+    "Bool": torch.bool,
+    "Byte": torch.uint8,
+    "Char": torch.int8,
+    "Short": torch.int16,
+    "Int": torch.int32,
+    "Long": torch.int64,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Float": torch.float32,
+    "Double": torch.float64,
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A view of a slot's storage."""
+
+    slot: int
+    dtype: torch.dtype
+    spec: ViewSpec
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number that came with a call: a float, or a CPU tensor that was captured."""
+
+    index: int
+    dtype: torch.dtype
+    is_number: bool
+    """A Python number, which does not decide the type of a result."""
+    known: float | None = None
+    """The number itself where the plan is made for it alone."""
+    item: int = -1
+    """Which one of a list of numbers."""
+
+
+class Unknown:
+    """An argument that no lowering can take."""
+
+
+UNKNOWN = Unknown()
+
+
+@dataclass(frozen=True)
+class Slot:
+    nbytes: int
+    is_temporary: bool
+    """Nothing refers to it once the trace has run."""
+
+
+@dataclass
+class Call:
+    number: int
+    op: str
+    args: list[Any]
+    """One per argument of the schema: Tensor, Value, lists of them, Unknown or a plain value."""
+    results: list[Tensor | Unknown | None]
+    """Fresh results, in slots of their own."""
+    written: list[Tensor] = field(default_factory=list)
+    """Tensors among the arguments that the call writes, in order."""
+
+    @property
+    def tensors(self) -> Iterator[Tensor]:
+        """The tiny tensors among the arguments."""
+        for arg in self.args:
+            for item in arg if isinstance(arg, list) else (arg,):
+                if isinstance(item, Tensor):
+                    yield item
+
+    @property
+    def reads(self) -> set[int]:
+        return {tensor.slot for tensor in self.tensors}
+
+    @property
+    def writes(self) -> set[int]:
+        made = {result.slot for result in self.results if isinstance(result, Tensor)}
+        return made | {tensor.slot for tensor in self.written}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every argument and result is of a kind that can be compiled."""
+        return not any(
+            isinstance(item, Unknown)
+            for arg in (*self.args, self.results)
+            for item in (arg if isinstance(arg, list) else (arg,))
+        )
+
+
+@dataclass
+class Trace:
+    slots: list[Slot]
+    calls: list[Call]
+
+
+def read_trace(text: str) -> Trace:
+    """Parse the core's description."""
+    given = json.loads(text)
+    slots = [Slot(nbytes, bool(temporary)) for nbytes, temporary in given["slots"]]
+    return Trace(slots, [_call(i, call) for i, call in enumerate(given["calls"])])
+
+
+def schema_of(op: str) -> torch._C.FunctionSchema | None:
+    """The schema of "aten::add.Tensor"; None if PyTorch does not know it here."""
+    namespace, _, name = op.partition("::")
+    base, _, overload = name.partition(".")
+    try:
+        found = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+    except AttributeError:
+        return None
+    schema: torch._C.FunctionSchema = found._schema
+    return schema
+
+
+def _call(number: int, given: dict[str, Any]) -> Call:
+    schema = schema_of(given["op"])
+    args = [_argument(arg) for arg in given["args"]]
+    results = [_result(result, given["fresh"] + i) for i, result in enumerate(given["results"])]
+    call = Call(number, given["op"], args, results)
+    if schema is None:
+        call.args = [*args, UNKNOWN]
+        return call
+    names = written(given["op"])
+    for i, argument in enumerate(schema.arguments):
+        if argument.name in names:
+            value = args[i] if isinstance(args[i], list) else [args[i]]
+            call.written += [item for item in value if isinstance(item, Tensor)]
+        args[i] = _typed(args[i], str(argument.real_type))
+    return call
+
+
+def _typed(value: Any, kind: str) -> Any:
+    """Types, layouts and memory formats are numbers in a trace."""
+    if isinstance(value, int) and "ScalarType" in kind:
+        return _SCALAR_TYPES.get(value, UNKNOWN)
+    return value
+
+
+# By c10's numbers: the ones that operators take as `dtype`.
+_SCALAR_TYPES = {
+    0: torch.uint8,
+    1: torch.int8,
+    2: torch.int16,
+    3: torch.int32,
+    4: torch.int64,
+    5: torch.float16,
+    6: torch.float32,
+    7: torch.float64,
+    11: torch.bool,
+    15: torch.bfloat16,
+}
+SCALAR_TYPE_NUMBERS = {dtype: number for number, dtype in _SCALAR_TYPES.items()}
+
+# By csrc/take_apart.h's classes.
+_KNOWN_FLOATS = {1: 0.0, 2: 1.0, 3: -1.0, 4: 2.0, 5: math.inf, 6: -math.inf}
+
+
+def _argument(given: Any) -> Any:
+    if not isinstance(given, list):
+        return given
+    kind, rest = given[0], given[1:]
+    reader = _READERS.get(kind)
+    return UNKNOWN if reader is None else reader(rest)
+
+
+def _tensor(given: list[Any]) -> Tensor | Unknown:
+    slot, offset, dtype, sizes, strides = given
+    if dtype not in DTYPES:
+        return UNKNOWN
+    return Tensor(slot, DTYPES[dtype], ViewSpec(tuple(sizes), tuple(strides), offset))
+
+
+def _captured(given: list[Any]) -> Value | Unknown:
+    index, dtype, sizes, wrapped = given
+    if dtype not in DTYPES or sizes:
+        return UNKNOWN
+    return Value(index, DTYPES[dtype], bool(wrapped))
+
+
+def _numbers(given: list[Any]) -> list[Value] | Unknown:
+    index, dtypes = given
+    if any(dtype not in DTYPES for dtype in dtypes):
+        return UNKNOWN
+    return [Value(index, DTYPES[dtype], True, None, i) for i, dtype in enumerate(dtypes)]
+
+
+_READERS: dict[str, Callable[[list[Any]], Any]] = {
+    "n": _numbers,
+    "t": _tensor,
+    "v": _captured,
+    "d": lambda given: Value(given[0], torch.float64, True, _KNOWN_FLOATS.get(given[1])),
+    "l": lambda given: [_argument(item) for item in given],
+    "i": lambda given: given[0],
+    "b": lambda given: given[0],
+    "s": lambda given: given[0],
+    "device": lambda _given: None,
+}
+
+
+def _result(given: Any, slot: int) -> Tensor | Unknown | None:
+    if given is None:
+        return None
+    if len(given) == 1 or given[0] not in DTYPES:
+        return UNKNOWN
+    dtype, sizes, strides, offset = given
+    return Tensor(slot, DTYPES[dtype], ViewSpec(tuple(sizes), tuple(strides), offset))

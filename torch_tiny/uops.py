@@ -1,0 +1,386 @@
+"""The one door to tinygrad: UOps, passes, and float operators that its algebra leaves alone."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from tinygrad.codegen import (
+    devectorizer2,
+    ew_devectorizer,
+    line_rewrite,
+    merge_reduce_ends,
+    pm_add_loads,
+    pm_cast_float_alu,
+    pm_casted_consts,
+    pm_expand_broadcast,
+    pm_linearize_cleanups,
+)
+from tinygrad.codegen.decomp.op import get_late_rewrite_patterns, get_simplifying_rewrite_patterns
+from tinygrad.codegen.late.coalesce import indexing_simplify
+from tinygrad.codegen.late.gater import pm_move_gates_from_index
+from tinygrad.codegen.late.linearizer import (
+    CFGContext,
+    linearize,
+    pm_add_control_flow,
+    pm_split_ends,
+)
+from tinygrad.codegen.simplify import (
+    pm_flatten_range,
+    pm_load_collapse,
+    pm_reduce_simplify,
+    pm_reduce_unparented,
+    pm_simplify_ranges,
+    pm_split_ranges,
+)
+from tinygrad.dtype import AddrSpace, DType, Invalid, dtypes
+from tinygrad.helpers import Context, Target
+from tinygrad.renderer import Renderer
+from tinygrad.renderer.cstyle import create_non_native_float_pats, pm_manual_bf16_cast
+from tinygrad.schedule import create_schedule
+from tinygrad.schedule.indexing import run_rangeify
+from tinygrad.schedule.rangeify import (
+    earliest_rewrites,
+    pm_add_buffers,
+    pm_add_param_range_tags,
+    pm_const_buffer_folding,
+    pm_mops,
+    pm_no_indexing_calls,
+    remove_bufferize,
+    split_kernels,
+)
+from tinygrad.uop import GroupOp, Ops
+from tinygrad.uop.movement import mop_cleanup
+from tinygrad.uop.ops import (
+    AxisType,
+    PatternMatcher,
+    UOp,
+    UPat,
+    graph_rewrite,
+    identity_element,
+)
+from tinygrad.uop.symbolic import (
+    pm_clean_up_group_sink,
+    pm_move_where_on_load,
+    pm_remove_invalid,
+    sym,
+    symbolic,
+    symbolic_simple,
+)
+from tinygrad.uop.weak import pm_cast_weak, pm_commit_weak, pm_lower_index_dtype
+
+__all__ = [
+    "AddrSpace",
+    "AxisType",
+    "Context",
+    "DType",
+    "GroupOp",
+    "Invalid",
+    "Ops",
+    "PatternMatcher",
+    "Renderer",
+    "Target",
+    "UOp",
+    "UPat",
+    "buffer_param",
+    "call",
+    "called_name",
+    "dtypes",
+    "flatten_kernel",
+    "graph_rewrite",
+    "half_casts",
+    "identity_element",
+    "lower_kernel",
+    "schedule",
+    "seal_floats",
+    "simplified",
+    "sink_of",
+    "substituted",
+]
+
+DEVICE = "CPU"
+
+_HALVES = (dtypes.float16, dtypes.bfloat16)
+
+# Half types are storage: everything is computed in float32, conversions from double go through it.
+half_casts: PatternMatcher = create_non_native_float_pats(_HALVES) + pm_manual_bf16_cast
+
+
+def buffer_param(slot: int, dtype: DType, size: int) -> UOp:
+    """Buffer `slot` of a region, flat."""
+    param: UOp = UOp.param(slot, dtype, (size,), DEVICE)
+    return param
+
+
+def call(name: str, *operands: UOp | float) -> UOp:
+    """A float operator by its C name without a suffix: call("tanh", x), call("atan2", y, x).
+
+    One or two operands, broadcast. Half types are computed in float32 and rounded once.
+    """
+    uops = tuple(x if isinstance(x, UOp) else UOp.const(x) for x in operands)
+    if len(uops) == 2:
+        uops = uops[0]._broadcasted(uops[1])
+    dtype = next(x.dtype for x in uops if x.dtype in dtypes.floats)
+    if dtype in _HALVES:
+        return call(name, *(x.cast(dtypes.float32) for x in uops)).cast(dtype)
+    return _sealed(name, dtype, uops)
+
+
+def called_name(u: UOp) -> str | None:
+    """The name given to `call`, for a node made by it."""
+    if u.op is not Ops.MULACC:
+        return None
+    mark = u.src[2]
+    while mark.op is Ops.CAST:
+        mark = mark.src[0]
+    return cast(str, mark.arg) if mark.op is Ops.SPECIAL else None
+
+
+def seal_floats(sink: UOp) -> UOp:
+    """Turns float arithmetic into `call`s: tinygrad's rules take floats for real numbers.
+
+    They fold x-x to 0, x*0 to 0, x/x to 1 and reassociate, which NaN, infinities, -0.0 and rounding
+    do not survive. Sealed, the operators run as written. exp2(x*log2(e)) becomes exp(x) on the way.
+    """
+    return _rewritten(sink, _seal, bottom_up=True)
+
+
+def schedule(sink: UOp, keep: Callable[[UOp], bool]) -> tuple[UOp, ...]:
+    """tinygrad's schedule: CALL(SINK of loops around one STORE, buffers...)s in order.
+
+    keep(value): whether a value that is used several times is worth storing.
+    """
+    sink = graph_rewrite(sink, pm_mops + earliest_rewrites, bottom_up=True)
+    sink = run_rangeify(sink)
+    staged = (u.src[0] for u in sink.toposort() if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE)
+    uses = Counter(stage.src[1:] for stage in staged)  # its loops are what identifies a STAGE
+    passes = symbolic + pm_reduce_simplify + pm_const_buffer_folding + _inlining
+    sink = graph_rewrite(sink, passes, ctx=_Stages(uses, keep))
+    passes = pm_add_buffers + pm_add_param_range_tags
+    sink = graph_rewrite(sink, passes, ctx=itertools.count(), bottom_up=True)
+    sink = graph_rewrite(sink, split_kernels, bottom_up=True)
+    sink = graph_rewrite(sink, pm_no_indexing_calls)
+    return create_schedule(sink).src
+
+
+def flatten_kernel(sink: UOp) -> UOp:
+    """Indices as sums over loops, gathers as loads: the form that loops are fused in."""
+    sink = graph_rewrite(sink, pm_mops, bottom_up=True)
+    sink = graph_rewrite(sink, pm_load_collapse)
+    return _rewritten(sink, sym + pm_flatten_range)
+
+
+def simplified(u: UOp) -> UOp:
+    return _rewritten(u, symbolic)
+
+
+def sink_of(*effects: UOp) -> UOp:
+    sink: UOp = UOp.sink(*effects)
+    return sink
+
+
+def substituted(u: UOp, by: Mapping[UOp, UOp]) -> UOp:
+    result: UOp = u.substitute(dict(by))
+    return result
+
+
+def lower_kernel(sink: UOp, target: Renderer, shape: Callable[[UOp], UOp]) -> list[UOp]:
+    """tinygrad's passes from loops and REDUCEs to a list of UOps, without those for GPUs.
+
+    shape: rearranges the loops once they are merged where possible.
+    """
+    sink = graph_rewrite(sink, pm_split_ranges + pm_flatten_range, ctx={})
+    sink = graph_rewrite(sink, sym + pm_flatten_range)
+    sink = shape(graph_rewrite(sink, pm_flatten_range + pm_simplify_ranges, ctx={}))
+    sink = graph_rewrite(
+        sink, sym + pm_move_where_on_load + pm_flatten_range + pm_reduce_unparented
+    )
+    sink = graph_rewrite(sink, mop_cleanup + _accumulators, ctx=itertools.count())
+    sink = graph_rewrite(sink, symbolic_simple + pm_expand_broadcast + pm_add_loads)
+    sink = graph_rewrite(sink, symbolic_simple + devectorizer2 + indexing_simplify, ctx=target)
+    sink = graph_rewrite(sink, symbolic_simple + ew_devectorizer, bottom_up=True)
+    sink = graph_rewrite(sink, sym + indexing_simplify)
+    sink = graph_rewrite(sink, symbolic_simple + pm_lower_index_dtype + indexing_simplify, ctx={})
+    sink = graph_rewrite(sink, symbolic)
+    sink = graph_rewrite(sink, pm_cast_float_alu)
+    operators = tuple(target.code_for_op)
+    early = symbolic_simple + get_simplifying_rewrite_patterns(operators)
+    late = early + get_late_rewrite_patterns(operators, False)
+    sink = graph_rewrite(sink, early + pm_commit_weak)
+    sink = graph_rewrite(sink, late, ctx=target)
+    sink = graph_rewrite(sink, pm_move_gates_from_index)
+    final = pm_commit_weak + pm_cast_weak + late + half_casts + pm_split_ends + pm_remove_invalid
+    sink = graph_rewrite(sink, final, ctx=target)
+    sink = graph_rewrite(sink, pm_casted_consts, walk=True)
+    sink = graph_rewrite(sink, pm_add_control_flow, ctx=CFGContext(sink), bottom_up=True)
+    return line_rewrite(linearize(sink), pm_linearize_cleanups)
+
+
+# --- how it is done ---
+
+
+def _rewritten(u: UOp, passes: PatternMatcher, bottom_up: bool = False) -> UOp:
+    result: UOp = graph_rewrite(u, passes, bottom_up=bottom_up)
+    return result
+
+
+def _sealed(name: str, dtype: DType, operands: tuple[UOp, ...]) -> UOp:
+    # MULACC is an elementwise op that no rule of tinygrad's touches unless a renderer asks for it.
+    # The mark is never constant, so that it is not folded as a*b+c either.
+    mark = UOp(Ops.SPECIAL, dtype, (UOp.const(2.0, dtype),), name)
+    return UOp(Ops.MULACC, dtype, (operands[0], operands[-1], mark))
+
+
+_NAMES = {
+    Ops.ADD: "add",
+    Ops.MUL: "mul",
+    Ops.SUB: "sub",
+    Ops.FDIV: "div",
+    Ops.MAX: "maximum",
+    Ops.NEG: "neg",
+    Ops.RECIPROCAL: "reciprocal",
+    Ops.EXP2: "exp2",
+    Ops.LOG2: "log2",
+    Ops.SIN: "sin",
+    Ops.SQRT: "sqrt",
+    Ops.TRUNC: "trunc",
+    Ops.POW: "pow",
+}
+_LN2 = 0.6931471805599453
+
+
+def _is_constant(u: UOp) -> bool:
+    while u.op in GroupOp.Movement or u.op is Ops.CAST:
+        u = u.src[0]
+    return u.op is Ops.CONST
+
+
+def _constant(u: UOp) -> float | None:
+    while u.op in GroupOp.Movement or u.op is Ops.CAST:
+        u = u.src[0]
+    return float(u.arg) if u.op is Ops.CONST and isinstance(u.arg, (int, float)) else None
+
+
+def _factor(u: UOp, value: float) -> UOp | None:
+    """x, where u is x*value."""
+    if u.op is Ops.MUL:
+        for x, c in (u.src, u.src[::-1]):
+            number = _constant(c)
+            if (
+                x.shape == u.shape
+                and number is not None
+                and abs(number - value) <= 1e-7 * abs(value)
+            ):
+                return x
+    return None
+
+
+def _seal_one(u: UOp) -> UOp | None:
+    if u.dtype not in dtypes.floats or all(_is_constant(s) for s in u.src):
+        return None
+    if u.dtype in _HALVES:
+        wide = UOp(u.op, dtypes.float32, tuple(s.cast(dtypes.float32) for s in u.src), u.arg)
+        return wide.cast(u.dtype)
+    name, operands = _NAMES[u.op], u.src
+    if u.op is Ops.MUL:
+        negated = _factor(u, -1.0)
+        if negated is not None:
+            name, operands = "neg", (negated,)
+        elif u.src[1].op is Ops.RECIPROCAL:
+            name, operands = "div", (u.src[0], u.src[1].src[0])
+        elif u.src[0].op is Ops.RECIPROCAL:
+            name, operands = "div", (u.src[1], u.src[0].src[0])
+        else:
+            for log2, c in (u.src, u.src[::-1]):
+                is_ln2 = abs((_constant(c) or 0.0) - _LN2) < 1e-7
+                if log2.op is Ops.LOG2 and is_ln2 and log2.shape == u.shape:
+                    name, operands = "log", log2.src
+    elif u.op is Ops.ADD and (right := _factor(u.src[1], -1.0)) is not None:
+        name, operands = "sub", (u.src[0], right)
+    elif u.op is Ops.EXP2 and (power := _factor(u.src[0], 1 / _LN2)) is not None:
+        name, operands = "exp", (power,)
+    operands = tuple(s if s.dtype in dtypes.weaks else s.cast(u.dtype) for s in operands)
+    return _sealed(name, u.dtype, operands)
+
+
+def _seal_reduce(r: UOp) -> UOp | None:
+    if r.dtype in _HALVES:
+        wide = r.src[0].cast(dtypes.float32)
+        return r.replace(dtype=dtypes.float32, src=(wide, *r.src[1:])).cast(r.dtype)
+    if r.arg[0] is Ops.MAX and r.dtype in _KEYS:
+        key = _KEYS[r.dtype]
+        largest = r.replace(dtype=key, src=(_ordered(r.src[0]), *r.src[1:]))
+        return _flipped(largest).bitcast(r.dtype)
+    return None
+
+
+# A maximum of floats as one of integers: NaN counts as the largest, and gcc vectorizes it.
+_KEYS = {dtypes.float32: dtypes.int32, dtypes.float64: dtypes.int64}
+
+
+def _ordered(x: UOp) -> UOp:
+    return _flipped(call("largest_nan", x).bitcast(_KEYS[x.dtype]))
+
+
+def _flipped(bits: UOp) -> UOp:
+    """Negative floats are in reverse order of their bits."""
+    flipped: UOp = bits ^ ((bits >> (8 * bits.dtype.itemsize - 1)) & bits.dtype.max)
+    return flipped
+
+
+_seal = PatternMatcher(
+    [
+        (UPat(tuple(_NAMES), name="u"), _seal_one),
+        (UPat(Ops.REDUCE, name="r"), _seal_reduce),
+    ]
+)
+
+
+@dataclass
+class _Stages:
+    uses: Counter[tuple[UOp, ...]]
+    keep: Callable[[UOp], bool]
+
+
+def _inline(ctx: _Stages, src: UOp, buf: UOp, idx: UOp) -> UOp | None:
+    if ctx.uses[buf.src[1:]] > 1 and ctx.keep(src):
+        return None
+    return cast("UOp | None", remove_bufferize(src, buf, idx))
+
+
+_inlining = PatternMatcher(
+    [
+        (
+            UPat.var("src")
+            .f(Ops.STAGE, allow_any_len=True, name="buf")
+            .f(Ops.INDEX, allow_any_len=True, name="idx"),
+            _inline,
+        ),
+        (UPat.var("x").store(UPat.var("x")), lambda x: UOp(Ops.NOOP)),  # noqa: ARG005
+        (UPat(Ops.END, src=(UPat(Ops.NOOP, name="x"),), allow_any_len=True), lambda x: x),
+    ]
+)
+
+
+def _accumulate(ctx: "itertools.count[int]", r: UOp) -> UOp:
+    """A REDUCE as a scalar that is set before its loops, and added to inside them."""
+    accumulator = UOp.placeholder_like(r, next(ctx), AddrSpace.REG)
+    loops = r.src[1:]
+    around = tuple(x for x in r.src[0].ranges if x not in loops)
+    start = accumulator.after(*around).store(UOp.const(identity_element(r.arg[0], r.dtype)))
+    running = accumulator.after(start, *loops)
+    step = running.alu(r.arg[0], r.src[0])
+    result: UOp = accumulator.after(running.store(step).end(*loops).replace(tag="mergeable"))
+    return result
+
+
+_accumulators = (
+    PatternMatcher(
+        [
+            (UPat(Ops.REDUCE, src=(UPat(), UPat()), allow_any_len=True, name="r"), _accumulate),
+            (UPat(Ops.SINK, name="sink"), merge_reduce_ends),
+        ]
+    )
+    + pm_clean_up_group_sink
+)
