@@ -1,15 +1,10 @@
-"""Networks to train, and one training step."""
+"""Networks, as one writes them."""
 
-from collections.abc import Callable
-from itertools import cycle, pairwise
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from bench.sides import Side
-
-BATCHES = 8
 
 
 def mlp(*widths: int) -> nn.Sequential:
@@ -64,28 +59,29 @@ class Block(nn.Module):
         return out
 
 
-def training(
-    side: Side,
-    network: nn.Module,
-    optimizer: type[torch.optim.Adam],
-    batch: Callable[[], tuple[Tensor, Tensor]],
-    *,
-    read_loss: bool,
-) -> Callable[[], Tensor]:
-    """A step trains on the next of a few batches of (input, class) and returns the loss."""
-    network.to(side.device)
-    adam = optimizer(network.parameters(), lr=1e-3)
-    pairs = [batch() for _ in range(BATCHES)]
-    batches = cycle([(x.to(side.device), target.to(side.device)) for x, target in pairs])
+def cnn(*channels: int, classes: int) -> nn.Sequential:
+    """Convolutions with batch norm, ReLU and pooling, for images of 32x32."""
+    layers: list[nn.Module] = []
+    for size, next_size in pairwise(channels):
+        layers += [
+            nn.Conv2d(size, next_size, 3, padding=1, bias=False),
+            nn.BatchNorm2d(next_size),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
+    side = 32 >> (len(channels) - 1)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels[-1] * side * side, classes))
 
-    def step() -> Tensor:
-        x, target = next(batches)
-        loss = F.cross_entropy(network(x), target)
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-        if read_loss:
-            loss.item()
-        return loss.detach()
 
-    return step
+class LstmClassifier(nn.Module):
+    """Reads a sequence and gives the logits of its class."""
+
+    def __init__(self, inputs: int, width: int, *, classes: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(inputs, width, batch_first=True)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, _ = self.lstm(x)
+        logits: Tensor = self.head(outputs[:, -1])
+        return logits
