@@ -26,6 +26,7 @@ class Metrics(TypedDict):
     syncs: int
     relayouts: int
     causes: list[Cause]
+    news: list[Cause]
     seconds_recording: float
     seconds_running: float
 
@@ -75,6 +76,9 @@ def set_mode(mode: str, /) -> None:
 def set_validate(on: bool, /) -> None: ...
 def next_job(patience: float, /) -> tuple[int, int, str] | None:
     """The next hot trace: its device, its plan and its text. None after `patience` seconds."""
+
+def listen(on: bool, /) -> list[str]:
+    """Keep the text of every trace that runs, or stop; what was heard since the last time."""
 
 def wake() -> None:
     """Let a waiting `next_job` return None now."""

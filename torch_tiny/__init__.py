@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 
-__all__ = ["__version__", "report"]
+__all__ = ["__version__", "explain", "report"]
 __version__ = "0.1.0"
 
 _imported = False
@@ -30,6 +30,7 @@ def _autoload() -> None:
 
 import torch  # noqa: E402  (calls the entry point above)
 
+from torch_tiny.explain import explain  # noqa: E402
 from torch_tiny.report import report  # noqa: E402
 
 

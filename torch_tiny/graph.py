@@ -12,7 +12,7 @@ from torch_tiny.trace import Call, Tensor, Trace, Value
 from torch_tiny.uops import DType, UOp, buffer_param
 from torch_tiny.views import read, write
 
-MOST_CALLS = 200  # in a region: compile time grows faster than its calls
+MOST_CALLS = 100  # in a region: compile time grows faster than its calls
 
 
 @dataclass

@@ -15,6 +15,31 @@ class Cause:
     count: int
 
 
+@dataclass(frozen=True)
+class Region:
+    """Calls that run as one, and how long they take each way."""
+
+    name: str
+    calls: int
+    kernels: int
+    scalars: int
+    """Numbers that are inputs of the kernels, so that a new one needs no new code."""
+    engine: str
+    """Which one was kept: "uop" or "aten"; "" while both are being timed."""
+    seconds_aten: float
+    seconds_uop: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A trace that was compiled."""
+
+    plan: int
+    runs: int
+    calls: int
+    regions: list[Region]
+
+
 @dataclass(frozen=True, repr=False)
 class Report:
     """Counts since the start or the last `torch.tiny.reset_metrics()`. Print it to read them."""
@@ -38,6 +63,17 @@ class Report:
     """Results that had to be copied into the strides they were recorded with."""
     causes: list[Cause]
     """Why traces were run and where, most frequent first."""
+    news: list[Cause]
+    """Why there was no plan for a trace: what was new, and where."""
+    plans: list[Plan]
+    """Traces that were compiled, most frequent first."""
+    compiles: int
+    """Traces that were compiled in this process; `cache_hits` came from disk."""
+    cache_hits: int
+    compile_failures: int
+    seconds_compiling: float
+    not_lowered: dict[str, str]
+    """Operators in compiled traces that stay calls, and why."""
     seconds_recording: float
     seconds_running: float
 
@@ -52,6 +88,8 @@ class Report:
             ("relayouts", f"{self.relayouts}"),
             ("recording", f"{self.seconds_recording:.3f} s"),
             ("running", f"{self.seconds_running:.3f} s"),
+            ("compiled", f"{self.compiles} traces, {self.cache_hits} from disk"),
+            ("compiling", f"{self.seconds_compiling:.1f} s in the background"),
         ]
         width = max((len(cause.reason) for cause in self.causes), default=0)
         causes = [(cause.count, f"{cause.reason:<{width}}  {cause.where}") for cause in self.causes]
@@ -60,6 +98,10 @@ class Report:
                 "torch_tiny",
                 *(f"  {name:<18} {value}" for name, value in head),
                 *_table("why traces were run", causes),
+                *_table(
+                    "why traces were new", [(n.count, f"{n.reason}  {n.where}") for n in self.news]
+                ),
+                *_regions(self.plans),
                 *_table("recorded most", [(n, op) for op, n in self.calls_by_op.items()]),
                 *_table("run at once", [(n, op) for op, n in self.at_once_by_op.items()]),
             ]
@@ -73,8 +115,46 @@ def report() -> Report:
     metrics = _C.metrics()
     causes = [Cause(**cause) for cause in metrics["causes"]]
     causes.sort(key=lambda cause: cause.count, reverse=True)
-    values: dict[str, Any] = {**metrics, "causes": causes}
-    return Report(**values)
+    news = [Cause(**new) for new in metrics["news"]]
+    news.sort(key=lambda new: new.count, reverse=True)
+    values: dict[str, Any] = {**metrics, "causes": causes, "news": news}
+    return Report(**values, **_compiled())
+
+
+def _compiled() -> dict[str, Any]:
+    from torch_tiny import _C
+    from torch_tiny.engine import uop
+
+    counts = uop.Counts() if uop.engine is None else uop.engine.counts
+    plans = [
+        Plan(**{**plan, "regions": [Region(**region) for region in plan["regions"]]})
+        for device in range(_C.device_count())
+        for plan in _C.plans(device)
+    ]
+    plans.sort(key=lambda plan: plan.runs, reverse=True)
+    return {
+        "plans": plans,
+        "compiles": counts.compiles,
+        "cache_hits": counts.cache_hits,
+        "compile_failures": counts.failures,
+        "seconds_compiling": counts.seconds_compiling,
+        "not_lowered": dict(counts.not_lowered),
+    }
+
+
+def _regions(plans: list[Plan]) -> list[str]:
+    """The regions of the plan that runs most, with the time of each engine."""
+    if not plans:
+        return []
+    lines = [f"regions of the most frequent trace ({plans[0].calls} calls, {plans[0].runs} runs)"]
+    for region in plans[0].regions[:LINES]:
+        times = "not timed here"
+        if max(region.seconds_aten, region.seconds_uop) < 1e3:
+            aten, uop = region.seconds_aten * 1e6, region.seconds_uop * 1e6
+            times = f"aten {aten:.0f} us, uop {uop:.0f} us"
+        kept = region.engine or "both, in turns"
+        lines.append(f"  {region.name:<40} {region.kernels:>3} kernels  {times}  runs on {kept}")
+    return lines
 
 
 def _share(hits: int, misses: int) -> str:

@@ -86,6 +86,7 @@ __all__ = [
     "buffer_param",
     "call",
     "called_name",
+    "combined",
     "dtypes",
     "flatten_kernel",
     "graph_rewrite",
@@ -135,6 +136,11 @@ def called_name(u: UOp) -> str | None:
     while mark.op is Ops.CAST:
         mark = mark.src[0]
     return cast(str, mark.arg) if mark.op is Ops.SPECIAL else None
+
+
+def combined(name: str, x: UOp) -> UOp:
+    """What the threads of a group make of their x together; `called_name` gives the name."""
+    return _sealed(name, x.dtype, (x,))
 
 
 def seal_floats(sink: UOp) -> UOp:

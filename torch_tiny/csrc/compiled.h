@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "cuda_driver.h"
+
 namespace tiny {
 
 // A function of a shared object that lives as long as the region does.
@@ -21,6 +23,7 @@ struct Kernel {
   std::vector<int> buffers;  // >= 0: of the region; -1-k: its temporary k
   int64_t parallel = 1;      // extent of the loop that begin and end cut
   int64_t work = 0;          // rough bytes and operations
+  CudaLaunch launch;         // on CUDA memory, in place of the function
 };
 
 // Where a kernel finds a buffer: the memory of a slot, or a number that came with a call.
@@ -74,6 +77,7 @@ struct Region {
   std::vector<std::pair<int, int>> copies;  // temporary -> buffer, at the end
   std::vector<size_t> copy_bytes;
   Choice choice;
+  std::shared_ptr<CudaLibrary> cuda;  // on CUDA memory
 };
 
 struct Step {

@@ -1,6 +1,8 @@
 #include "engine.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/SmallVector.h>
 
 #include <cstring>
@@ -37,6 +39,16 @@ void Compiler::wake() {
   changed_.notify_all();
 }
 
+void Compiler::hear(std::string trace) {
+  std::lock_guard lock(mutex_);
+  heard_.push_back(std::move(trace));
+}
+
+std::vector<std::string> Compiler::heard() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(heard_, {});
+}
+
 void Compiler::offer(Job job) {
   {
     std::lock_guard lock(mutex_);
@@ -67,6 +79,10 @@ void run_kernels(const Region& region, c10::ArrayRef<void*> buffers, char* arena
     for (const auto buffer : kernel.buffers) {
       pointers.push_back(buffer >= 0 ? buffers[buffer] : arena + region.temporaries[-1 - buffer]);
     }
+    at::RecordFunction profiled(at::RecordScope::FUNCTION);
+    if (C10_UNLIKELY(profiled.isActive())) {
+      profiled.before(kernel.name);
+    }
     const auto threads = std::min<int64_t>(kernel.work / kWorkOfThread, kernel.parallel);
     if (threads < 2 || at::get_num_threads() < 2) {
       kernel.function(pointers.data(), 0, kernel.parallel);
@@ -80,6 +96,32 @@ void run_kernels(const Region& region, c10::ArrayRef<void*> buffers, char* arena
   for (size_t i = 0; i < region.copies.size(); ++i) {
     const auto [temporary, buffer] = region.copies[i];
     std::memcpy(buffers[buffer], arena + region.temporaries[temporary], region.copy_bytes[i]);
+  }
+}
+
+void launch_kernels(
+    const Region& region, c10::ArrayRef<void*> buffers, char* arena, c10::Device device) {
+  auto* stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+  c10::SmallVector<void*, 16> pointers, arguments;
+  for (const auto& kernel : region.kernels) {
+    at::RecordFunction profiled(at::RecordScope::FUNCTION);
+    if (C10_UNLIKELY(profiled.isActive())) {
+      profiled.before(kernel.name);
+    }
+    pointers.clear();
+    arguments.clear();
+    pointers.reserve(kernel.buffers.size());
+    for (const auto buffer : kernel.buffers) {
+      pointers.push_back(buffer >= 0 ? buffers[buffer] : arena + region.temporaries[-1 - buffer]);
+      const bool is_number = buffer >= 0 && !region.buffers[buffer].is_slot;
+      arguments.push_back(is_number ? pointers.back() : &pointers.back());
+    }
+    region.cuda->launch(kernel.name, kernel.launch, arguments.data(), stream);
+  }
+  for (size_t i = 0; i < region.copies.size(); ++i) {
+    const auto [temporary, buffer] = region.copies[i];
+    copy_on_gpu(
+        buffers[buffer], arena + region.temporaries[temporary], region.copy_bytes[i], stream);
   }
 }
 

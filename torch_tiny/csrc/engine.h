@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "compiled.h"
 #include "device.h"
@@ -40,6 +41,11 @@ class Compiler {
   std::atomic<Mode> mode{Mode::kAten};
   std::atomic<bool> validates{false};
 
+  // While someone listens, the text of every trace that runs is kept.
+  std::atomic<bool> listens{false};
+  void hear(std::string trace);
+  std::vector<std::string> heard();
+
   // Drops the job if too many wait already.
   void offer(Job job);
   // The next job, or nothing after this long or when woken up.
@@ -56,9 +62,13 @@ class Compiler {
   std::condition_variable changed_;
   std::deque<Job> jobs_;
   bool woken_ = false;
+  std::vector<std::string> heard_;
 };
 
 // Calls the kernels of a region in order; `buffers` are its buffers.
 void run_kernels(const Region& region, c10::ArrayRef<void*> buffers, char* arena);
+// The same on the current stream of a GPU; numbers are on the host.
+void launch_kernels(
+    const Region& region, c10::ArrayRef<void*> buffers, char* arena, c10::Device device);
 
 }  // namespace tiny

@@ -4,6 +4,10 @@
 #include <dlfcn.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+
 #include "engine.h"
 #include "run.h"
 
@@ -38,9 +42,16 @@ RegionBuffer buffer_from(const py::dict& given) {
 Kernel kernel_from(const py::dict& given, void* library) {
   Kernel kernel;
   kernel.name = given["name"].cast<std::string>();
+  kernel.buffers = given["buffers"].cast<std::vector<int>>();
+  if (given.contains("grid")) {
+    kernel.launch = {
+        given["grid"].cast<std::array<unsigned, 3>>(),
+        given["block"].cast<std::array<unsigned, 3>>(),
+        given["shared"].cast<unsigned>()};
+    return kernel;
+  }
   kernel.function = reinterpret_cast<Kernel::Function>(dlsym(library, kernel.name.c_str()));
   TORCH_CHECK(kernel.function != nullptr, "a compiled plan has no kernel ", kernel.name);
-  kernel.buffers = given["buffers"].cast<std::vector<int>>();
   kernel.parallel = given["parallel"].cast<int64_t>();
   kernel.work = given["work"].cast<int64_t>();
   return kernel;
@@ -79,11 +90,18 @@ bool install(
     const py::list& steps,
     const py::list& regions) {
   auto compiled = std::make_shared<Compiled>();
-  if (!library.empty()) {
+  const bool on_gpu = host_device(device).type() == c10::kCUDA;
+  std::shared_ptr<CudaLibrary> cuda;
+  if (on_gpu) {
+    std::ifstream file(library, std::ios::binary);
+    cuda = std::make_shared<CudaLibrary>(
+        std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()));
+  } else if (!library.empty()) {
     compiled->library = open_library(library);
   }
   for (const auto& region : regions) {
     compiled->regions.push_back(region_from(region.cast<py::dict>(), compiled->library.get()));
+    compiled->regions.back().cuda = cuda;
   }
   for (const auto& [call, region, release] :
        steps.cast<std::vector<std::tuple<int32_t, int32_t, std::vector<uint32_t>>>>()) {
@@ -94,7 +112,7 @@ bool install(
 
 struct RegionState {
   std::string name;
-  size_t calls, kernels;
+  size_t calls, kernels, numbers;
   bool decided;
   Choice::Engine best;
   double aten, uop;
@@ -114,6 +132,10 @@ py::list plans(c10::DeviceIndex device) {
           {region.name,
            region.calls.size(),
            region.kernels.size(),
+           static_cast<size_t>(std::count_if(
+               region.buffers.begin(),
+               region.buffers.end(),
+               [](const RegionBuffer& buffer) { return !buffer.is_slot; })),
            choice.decided(),
            choice.next(),
            choice.seconds(Choice::Engine::kAten),
@@ -129,6 +151,7 @@ py::list plans(c10::DeviceIndex device) {
       state["name"] = region.name;
       state["calls"] = region.calls;
       state["kernels"] = region.kernels;
+      state["scalars"] = region.numbers;
       state["engine"] = !region.decided ? "" : region.best == Choice::Engine::kUop ? "uop" : "aten";
       state["seconds_aten"] = region.aten;
       state["seconds_uop"] = region.uop;
@@ -177,6 +200,10 @@ void bind_engine(py::module& m) {
   });
   m.def("set_validate", [](bool on) { Compiler::get().validates = on; });
   m.def("next_job", &next_job);
+  m.def("listen", [](bool on) {
+    Compiler::get().listens = on;
+    return Compiler::get().heard();
+  });
   m.def("wake", [] { Compiler::get().wake(); });
   m.def("reset_jobs", &Compiler::renew);
   m.def("set_compile_now", &set_compile_now);

@@ -106,6 +106,9 @@ void call_with_generator(const Operator& op, c10::DeviceIndex index, c10::Stack&
 inline void call_on_host(const Operator& op, c10::DeviceIndex index, c10::Stack& stack) {
   if (C10_UNLIKELY(op.hidden_generator)) {
     call_with_generator(op, index, stack);
+  } else if (C10_UNLIKELY(op.asks_grad_mode)) {
+    const c10::AutoGradMode grad(true);  // a backward pass may have been recorded after it
+    op.handle.callBoxed(stack);
   } else {
     op.handle.callBoxed(stack);
   }

@@ -56,6 +56,9 @@ py::dict metrics() {
     for (const auto& [cause, count] : one.causes) {
       total.causes[cause] += count;
     }
+    for (const auto& [what, count] : one.news) {
+      total.news[what] += count;
+    }
   }
   for_each_operator([&](Operator& op) {
     if (const auto calls = op.calls) {
@@ -65,14 +68,17 @@ py::dict metrics() {
       at_once[py::str(op.name)] = calls;
     }
   });
-  py::list causes;
-  for (const auto& [cause, count] : total.causes) {
-    py::dict entry;
-    entry["reason"] = cause.first;
-    entry["where"] = describe(cause.second);
-    entry["count"] = count;
-    causes.append(entry);
-  }
+  auto listed = [](const std::map<std::pair<std::string, Where>, uint64_t>& counted) {
+    py::list entries;
+    for (const auto& [cause, count] : counted) {
+      py::dict entry;
+      entry["reason"] = cause.first;
+      entry["where"] = describe(cause.second);
+      entry["count"] = count;
+      entries.append(entry);
+    }
+    return entries;
+  };
   py::dict result;
   result["calls"] = total.calls;
   result["calls_by_op"] = by_operator;
@@ -84,7 +90,8 @@ py::dict metrics() {
   result["metadata_misses"] = total.metadata_misses;
   result["syncs"] = total.syncs;
   result["relayouts"] = total.relayouts;
-  result["causes"] = causes;
+  result["causes"] = listed(total.causes);
+  result["news"] = listed(total.news);
   result["seconds_recording"] = total.seconds_recording;
   result["seconds_running"] = total.seconds_running;
   return result;

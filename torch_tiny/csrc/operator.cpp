@@ -159,6 +159,7 @@ Operator::Operator(const c10::OperatorHandle& op)
     kind = Kind::kAtOnce;
   }
   bumps_versions = name.rfind("aten::_foreach_", 0) == 0 && writes_any;
+  asks_grad_mode = name == "aten::mkldnn_rnn_layer";
   hidden_generator = op.hasTag(at::Tag::nondeterministic_seeded) && !has_generator;
   floats_matter = !tensor_inputs;
   takes_cpu_tensors = name == "aten::copy_";

@@ -20,6 +20,41 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+// What is new in a trace, seen from the one that was run before it.
+std::pair<std::string, Where> why_new(const Trace& trace, const Plan* last) {
+  const auto count = last == nullptr ? 0 : last->signatures.size();
+  for (size_t i = 0; i < trace.calls.size(); ++i) {
+    const auto& call = trace.calls[i];
+    const auto& name = call.signature->op->name;
+    if (i >= count) {
+      return {last == nullptr ? "the first trace" : "more calls, from " + name, call.where};
+    }
+    const auto& before = *last->signatures[i];
+    if (&before == call.signature) {
+      continue;
+    }
+    if (before.op != call.signature->op) {
+      return {"operator: " + name + " in place of " + before.op->name, call.where};
+    }
+    for (size_t k = 0; k < std::min(before.specs.size(), call.signature->specs.size()); ++k) {
+      const auto& [was, is] = std::tie(before.specs[k], call.signature->specs[k]);
+      if (was.dtype != is.dtype) {
+        return {"dtype: an argument of " + name, call.where};
+      }
+      if (was.sizes != is.sizes) {
+        return {"shape: an argument of " + name, call.where};
+      }
+      if (was.strides != is.strides) {
+        return {"strides: an argument of " + name, call.where};
+      }
+    }
+    return {"argument: of " + name, call.where};
+  }
+  return {
+      trace.calls.size() < count ? "fewer calls" : "tensors: which are kept or shared",
+      trace.calls.back().where};
+}
+
 }  // namespace
 
 std::array<Queue*, Queue::kMost> Queue::all_{};
@@ -80,6 +115,7 @@ void Queue::run_locked(const char* reason) {
   const auto begin = std::chrono::steady_clock::now();
   bool hit = false;
   const auto plan = plans_.find(running, hit);
+  const auto news = hit ? decltype(why_new(running, nullptr)){} : why_new(running, followed.get());
   Runner runner(running, *plan, device_);
   ++depth_;
   {
@@ -102,6 +138,9 @@ void Queue::run_locked(const char* reason) {
     metrics.relayouts += runner.relayouts;
     metrics.seconds_running += seconds_since(begin);
     ++metrics.causes[{reason, place}];
+    if (!hit) {
+      ++metrics.news[news];
+    }
   }
   if (runner.failure != nullptr) {
     std::rethrow_exception(runner.failure);
@@ -113,6 +152,9 @@ std::string Queue::compile(const Trace& running, const Plan& plan) {
   auto& compiler = Compiler::get();
   const auto mode = compiler.mode.load(std::memory_order_relaxed);
   ++plan.runs;
+  if (C10_UNLIKELY(compiler.listens.load(std::memory_order_relaxed))) {
+    compiler.hear(describe(running, plan));
+  }
   if (mode == Mode::kAuto && plan.runs == kHot) {
     compiler.offer({device_, plan.id, describe(running, plan)});
   } else if (mode == Mode::kUop && plan.runs == 1) {

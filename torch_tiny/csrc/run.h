@@ -34,6 +34,8 @@ struct Metrics {
   double seconds_running = 0;
   // Why traces were run: reason and place -> how often.
   std::map<std::pair<std::string, Where>, uint64_t> causes;
+  // Why a trace was not like the one before it, at the first call that differs.
+  std::map<std::pair<std::string, Where>, uint64_t> news;
 };
 
 class Queue {

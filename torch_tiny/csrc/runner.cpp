@@ -2,6 +2,7 @@
 
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/record_function.h>
 
 #include <chrono>
 
@@ -114,6 +115,9 @@ void Runner::run_region(Region& region) {
       : must_compile                     ? Engine::kUop
                                          : region.choice.next();
   const bool timed = !region.choice.decided() && !must_compile;
+  if (timed) {
+    wait_for_host(device_);
+  }
   const auto begin = timed ? now() : 0;
   if (engine == Engine::kAten) {
     for (const auto call : region.calls) {
@@ -133,11 +137,16 @@ void Runner::run_region(Region& region) {
     }
   }
   if (timed) {
+    wait_for_host(device_);
     region.choice.add(engine, now() - begin);
   }
 }
 
 void Runner::run_compiled(const Region& region) {
+  at::RecordFunction profiled(at::RecordScope::FUNCTION);
+  if (C10_UNLIKELY(profiled.isActive())) {
+    profiled.before("torch_tiny::" + region.name);
+  }
   for (const auto slot : region.made) {
     auto memory = c10::Storage(allocate_host(device_, trace_.slots[slot]->nbytes()));
     if (plan_.temporary[slot]) {
@@ -154,7 +163,12 @@ void Runner::run_compiled(const Region& region) {
   if (region.arena != 0) {
     arena = allocate_host(device_, region.arena);
   }
-  run_kernels(region, buffers, arena ? static_cast<char*>(arena->mutable_data()) : nullptr);
+  auto* scratch = arena ? static_cast<char*>(arena->mutable_data()) : nullptr;
+  if (region.cuda != nullptr) {
+    launch_kernels(region, buffers, scratch, host_);
+  } else {
+    run_kernels(region, buffers, scratch);
+  }
 }
 
 // Runs both ways from the same memory and compares everything that was written.

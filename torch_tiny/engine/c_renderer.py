@@ -34,20 +34,20 @@ _C_NAMES = {
     dtypes.float32: "float",
     dtypes.float64: "double",
 }
-_UNSIGNED = {
+UNSIGNED = {
     dtypes.int8: "uint8_t",
     dtypes.int16: "uint16_t",
     dtypes.int32: "uint32_t",
     dtypes.int64: "uint64_t",
 }
 
-_OPERATORS = {
+OPERATORS = {
     Ops.ADD: "+", Ops.SUB: "-", Ops.MUL: "*", Ops.FDIV: "/", Ops.CDIV: "/", Ops.CMOD: "%",
     Ops.AND: "&", Ops.OR: "|", Ops.XOR: "^", Ops.SHL: "<<", Ops.SHR: ">>",
     Ops.CMPLT: "<", Ops.CMPNE: "!=", Ops.CMPEQ: "==",
 }  # fmt: skip
 # Signed overflow is undefined in C and wraps in PyTorch: these go through the unsigned type.
-_WRAPPING = {Ops.ADD, Ops.SUB, Ops.MUL, Ops.SHL, Ops.NEG}
+WRAPPING = {Ops.ADD, Ops.SUB, Ops.MUL, Ops.SHL, Ops.NEG}
 
 _HALF_BITS: dict[DType, Callable[[float], int]] = {
     dtypes.bfloat16: lambda x: int(struct.unpack("<H", struct.pack("<f", x)[2:])[0]),
@@ -61,7 +61,7 @@ class Target(Renderer):
     """What tinygrad's lowering has to know about our C: which operators exist."""
 
     code_for_op: dict[Ops, Callable[..., str]] = dict.fromkeys(
-        (*_OPERATORS, Ops.WHERE, Ops.NEG, Ops.SQRT, Ops.TRUNC, Ops.EXP2, Ops.LOG2, Ops.SIN), str
+        (*OPERATORS, Ops.WHERE, Ops.NEG, Ops.SQRT, Ops.TRUNC, Ops.EXP2, Ops.LOG2, Ops.SIN), str
     )
 
     def supported_dtypes(self) -> set[DType]:
@@ -194,7 +194,7 @@ def _kind(f: Function, u: UOp) -> str:
 
 
 def _operand(f: Function, u: UOp) -> str:
-    return _constant(u.arg, u.dtype) if u.op is Ops.CONST else f.names[u]
+    return constant(u.arg, u.dtype) if u.op is Ops.CONST else f.names[u]
 
 
 def _expression(f: Function, u: UOp, name: str | None) -> str:
@@ -203,10 +203,10 @@ def _expression(f: Function, u: UOp, name: str | None) -> str:
             f.prototypes.add(c_math.prototype(name, u.dtype))
         return c_math.expression(name, u.dtype, tuple(_operand(f, s) for s in u.src[:2]))
     if u.op is Ops.CAST and u.src[0].op is Ops.CONST:
-        return _constant(u.src[0].arg, u.dtype)
+        return constant(u.src[0].arg, u.dtype)
     source = [_operand(f, s) for s in u.src]
     kind = _kind(f, u)
-    wraps = u.op in _WRAPPING and u.dtype in _UNSIGNED and u in f.from_memory
+    wraps = u.op in WRAPPING and u.dtype in UNSIGNED and u in f.from_memory
     match u.op:
         case Ops.CAST if u.dtype == dtypes.float16:
             return f"tt_to_half({source[0]})"
@@ -220,7 +220,7 @@ def _expression(f: Function, u: UOp, name: str | None) -> str:
         case Ops.WHERE:
             return "({} ? {} : {})".format(*source)
         case Ops.NEG:
-            return f"(({kind})-({_UNSIGNED[u.dtype]}){source[0]})" if wraps else f"(-{source[0]})"
+            return f"(({kind})-({UNSIGNED[u.dtype]}){source[0]})" if wraps else f"(-{source[0]})"
         case Ops.MAX:
             return "({0} < {1} ? {1} : {0})".format(*source)
         case Ops.SQRT | Ops.TRUNC:
@@ -229,14 +229,14 @@ def _expression(f: Function, u: UOp, name: str | None) -> str:
             called = u.op.name.lower()
             f.prototypes.add(c_math.prototype(called, u.dtype))
             return c_math.expression(called, u.dtype, tuple(source))
-    operator = _OPERATORS[u.op]
+    operator = OPERATORS[u.op]
     if wraps:
-        unsigned = _UNSIGNED[u.dtype]
+        unsigned = UNSIGNED[u.dtype]
         return f"(({kind})(({unsigned}){source[0]} {operator} ({unsigned}){source[1]}))"
     return f"({source[0]} {operator} {source[1]})"
 
 
-def _constant(value: object, dtype: DType) -> str:
+def constant(value: object, dtype: DType) -> str:
     if dtype in _HALF_BITS:
         return str(_HALF_BITS[dtype](float(value)))  # type: ignore[arg-type]
     if dtype in dtypes.floats:

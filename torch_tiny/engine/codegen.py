@@ -49,11 +49,8 @@ def generate(
     """C for `buffers[i] = outputs[i]`, where values are flat UOps over buffer_param(i)s."""
     if variant not in VARIANTS:
         raise ValueError(f"no variant {variant!r}, there are {VARIANTS}")
-    with Context(SCACHE=0, SPEC=0, PCONTIG=0, SPLIT_REDUCEOP=0):  # type: ignore[no-untyped-call]
-        keep = _is_costly if variant == "fused" else _never
-        calls = schedule(seal_floats(_stores(buffers, outputs)), keep)
-        arguments = _Arguments()
-        nests = without_copies([_nest(c, arguments) for c in calls], arguments.kept())
+    with Context(**SETTINGS):  # type: ignore[no-untyped-call]
+        nests, arguments = scheduled(buffers, outputs, variant == "fused")
         nests = [n for nest in nests for n in cut_reductions(nest, arguments.temporary)]
         kept = arguments.kept()
         sinks = [n.sink() for n in nests] if variant == "separate" else fuse(nests, kept)
@@ -85,6 +82,27 @@ def run(program: Program, shared_object: Path, arrays: Sequence[npt.NDArray[np.g
 
 # --- the schedule ---
 
+SETTINGS = {"SCACHE": 0, "SPEC": 0, "PCONTIG": 0, "SPLIT_REDUCEOP": 0}  # of tinygrad, meanwhile
+
+
+def scheduled(
+    buffers: Sequence[tuple[DType, int]], outputs: Mapping[int, UOp], store_costly: bool
+) -> tuple[list[Nest], "Arguments"]:
+    """The loops to run, in order, and what their PARAMs are."""
+    calls = schedule(seal_floats(_stores(buffers, outputs)), _is_costly if store_costly else _never)
+    arguments = Arguments()
+    return without_copies([_nest(c, arguments) for c in calls], arguments.kept()), arguments
+
+
+def renumbered(sink: UOp) -> tuple[UOp, tuple[int, ...]]:
+    """The kernel with its PARAMs and loops numbered from 0, and what PARAM k was."""
+    uops = sink.toposort()
+    params = [u for u in uops if u.op is Ops.PARAM]
+    loops = sorted((u for u in uops if u.op is Ops.RANGE), key=lambda r: r.arg)
+    renamed = {u: buffer_param(k, u.dtype, u.max_numel()) for k, u in enumerate(params)}
+    renamed |= {u: u.replace(arg=(k, *u.arg[1:])) for k, u in enumerate(loops)}
+    return sink.substitute(renamed), tuple(u.arg.slot for u in params)
+
 
 def _stores(buffers: Sequence[tuple[DType, int]], outputs: Mapping[int, UOp]) -> UOp:
     # An output is a buffer of its own here, slot len(buffers)+i; `place` decides where it lives.
@@ -113,20 +131,15 @@ def _lower(sinks: Sequence[UOp]) -> list[Body]:
     lowered: dict[UOp, tuple[UOp, ...]] = {}
     bodies = []
     for sink in sinks:
-        uops = sink.toposort()
-        params = [u for u in uops if u.op is Ops.PARAM]
-        loops = sorted((u for u in uops if u.op is Ops.RANGE), key=lambda r: r.arg)
-        renamed = {u: buffer_param(k, u.dtype, u.max_numel()) for k, u in enumerate(params)}
-        renamed |= {u: u.replace(arg=(k, *u.arg[1:])) for k, u in enumerate(loops)}
-        plain = sink.substitute(renamed)
+        plain, slots = renumbered(sink)
         if plain not in lowered:
             lowered[plain] = tuple(lower_kernel(plain, target, shape_loops))
-        bodies.append(Body(lowered[plain], tuple(u.arg.slot for u in params)))
+        bodies.append(Body(lowered[plain], slots))
     return bodies
 
 
 @dataclass
-class _Arguments:
+class Arguments:
     """PARAMs for all buffers of a program, numbered together. Loops are numbered together too."""
 
     params: dict[UOp, UOp] = field(default_factory=dict)  # tinygrad's PARAM or BUFFER -> PARAM
@@ -151,7 +164,7 @@ class _Arguments:
         return buffer_param(slot, dtype, size)
 
 
-def _nest(call: UOp, arguments: _Arguments) -> Nest:
+def _nest(call: UOp, arguments: Arguments) -> Nest:
     uops = call.src[0].toposort()
     renamed = {u: arguments.param(call.src[1 + u.arg.slot]) for u in uops if u.op is Ops.PARAM}
     for loop in sorted((u for u in uops if u.op is Ops.RANGE), key=lambda r: r.arg):

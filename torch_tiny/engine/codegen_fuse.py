@@ -18,8 +18,11 @@ MIN_ROWS = 8
 MAX_BUFFERS = 24
 
 
-def fuse(nests: Sequence[Nest], kept: set[int]) -> list[UOp]:
-    """SINKs of fused kernels, in order. kept: slots of buffers that exist outside of the region."""
+def fuse(nests: Sequence[Nest], kept: set[int], stack_bytes: int = MAX_STACK_BYTES) -> list[UOp]:
+    """SINKs of fused kernels, in order. kept: slots of buffers that exist outside of the region.
+
+    stack_bytes: how much of a row may be kept beside its kernel.
+    """
     groups = _group(nests)
     readers: dict[UOp, set[int]] = {}
     for number, group in enumerate(groups):
@@ -33,7 +36,8 @@ def fuse(nests: Sequence[Nest], kept: set[int]) -> list[UOp]:
             for nest in group.nests
             if nest.target.arg.slot not in kept and readers.get(nest.target, set()) <= {number}
         }
-        sinks.append(_build(group, inside) if len(group.nests) > 1 else group.nests[0].sink())
+        alone = len(group.nests) == 1
+        sinks.append(group.nests[0].sink() if alone else _build(group, inside, stack_bytes))
     return sinks
 
 
@@ -188,8 +192,8 @@ class _Body:
 class _Fusion:
     """Builds one kernel. Reads of a row that is written here first go through stand-in PARAMs."""
 
-    def __init__(self, row: UOp, inside: set[UOp]) -> None:
-        self.row, self.inside = row, inside
+    def __init__(self, row: UOp, inside: set[UOp], stack_bytes: int) -> None:
+        self.row, self.inside, self.stack_bytes = row, inside, stack_bytes
         self.scalars: dict[UOp, tuple[UOp, UOp]] = {}  # target -> (index, value), one per row
         self.bodies: list[_Body] = []
         self.body_of: dict[UOp, int] = {}
@@ -299,7 +303,7 @@ class _Fusion:
             return target, index
         if target not in self.rows_in_memory:
             taken = sum(b.max_numel() * b.dtype.itemsize for b in self.rows_in_memory.values())
-            if taken + bytes_ > MAX_STACK_BYTES:
+            if taken + bytes_ > self.stack_bytes:
                 return target, index
             slot = len(self.rows_in_memory)
             self.rows_in_memory[target] = UOp.placeholder(
@@ -323,10 +327,10 @@ def _gated(load: UOp, value: UOp) -> UOp:
     return value if valid.op is Ops.CONST else valid.where(value, value.const_like(0))
 
 
-def _build(group: _Group, inside: set[UOp]) -> UOp:
+def _build(group: _Group, inside: set[UOp], stack_bytes: int) -> UOp:
     first = 1 + max(r.arg[0] for nest in group.nests for r in nest.loops)
     row = UOp.range(group.rows, first + 100_000, AxisType.WEAK)
-    fusion = _Fusion(row, inside)
+    fusion = _Fusion(row, inside, stack_bytes)
     for nest in group.nests:
         fusion.add(nest)
     return fusion.sink()

@@ -32,19 +32,28 @@ MANY_PIECES = 64
 _COLUMN_SLOTS, _TILE_SLOTS = 1_000_000, 2_000_000
 
 
-def cut_reductions(nest: Nest, new_buffer: Callable[[DType, int], UOp]) -> list[Nest]:
+def most_pieces(nest: Nest, length: int) -> int:
+    """How many pieces of a reduction of that length keep the cores of a CPU busy."""
+    if length < LONG_REDUCTION or not (nest.sums_columns or nest.size < MANY_PIECES):
+        return 1
+    return min(MANY_PIECES, 16 * length // LONG_REDUCTION)
+
+
+def cut_reductions(
+    nest: Nest,
+    new_buffer: Callable[[DType, int], UOp],
+    most: Callable[[Nest, int], int] = most_pieces,
+) -> list[Nest]:
     """A long reduction that few threads could share becomes one of pieces, then one of the results.
 
-    Sums of pieces are also more exact.
+    Sums of pieces are also more exact. most(nest, length): into how many pieces to cut it.
     """
     if len(nest.reduces) != 1 or not all(r in nest.loops for r in nest.reduces[0].ranges):
         return [nest]
     (reduce,) = nest.reduces
     first = min(reduce.src[1:], key=lambda r: r.arg)
     length, outputs = math.prod(extent(r) for r in reduce.src[1:]), nest.size
-    if length < LONG_REDUCTION or not (nest.sums_columns or outputs < MANY_PIECES):
-        return [nest]
-    pieces = _divisor(extent(first), min(MANY_PIECES, 16 * length // LONG_REDUCTION))
+    pieces = _divisor(extent(first), most(nest, length))
     if pieces < 4:
         return [nest]
     ids = itertools.count(1 + max(r.arg[0] for r in (*nest.loops, *reduce.src[1:])))

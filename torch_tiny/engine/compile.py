@@ -32,7 +32,7 @@ class Plan:
     not_lowered: dict[str, str]
     """Operators that stay calls, and why."""
     sources: dict[str, str]
-    """The C of each region."""
+    """The C of each program; a region names its own."""
 
 
 def compile_trace(text: str, library: Path, everything: bool = False) -> Plan:
@@ -48,7 +48,7 @@ def compile_trace(text: str, library: Path, everything: bool = False) -> Plan:
         _steps(trace, groups),
         [compiler.region(g) for g in groups if g.is_region],
         compiler.not_lowered,
-        {g_name(i): c.program.source for i, c in enumerate(compiler.unique)},
+        {g_name(i): _own_source(c.program) for i, c in enumerate(compiler.unique)},
     )
 
 
@@ -113,6 +113,7 @@ class _Compiler:
         prefix = f"{g_name(number)}v{candidate.chosen}"
         return {
             "name": _describe(one.calls),
+            "program": g_name(number),
             "calls": [call.number for call in one.calls],
             "buffers": [
                 {
@@ -252,6 +253,11 @@ def _key(trace: Trace, calls: list[Call], needed_after: set[int]) -> str:
     ]
     sizes = [(trace.slots[slot].nbytes, slot in needed_after) for slot in slots]
     return json.dumps([described, sizes])
+
+
+def _own_source(program: Program) -> str:
+    """The C of a program without what all programs share."""
+    return "\n".join({kernel.name: kernel.source for kernel in program.kernels}.values())
 
 
 def _one_file(programs: dict[str, Program]) -> str:

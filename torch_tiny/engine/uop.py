@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from torch_tiny import _C
 from torch_tiny.engine.cache import PlanFiles, key_of
 from torch_tiny.engine.settings import Settings, from_environment, why_not_compiled
@@ -102,7 +104,7 @@ class Engine:
         return ""
 
     def _compile(self, device: int, plan: int, trace: str, everything: bool) -> dict[str, Any]:
-        key = key_of(trace, everything)
+        key = key_of(trace, everything, torch.get_num_threads())
         found = None if self._files is None else self._files.load(key)
         made: dict[str, Any]
         if found is not None:

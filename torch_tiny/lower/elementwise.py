@@ -47,10 +47,10 @@ def _scaled(function: Binary) -> Rule:
 
     def rule(a: Operand, b: Operand, alpha: Number) -> UOp:
         if alpha is True or (not isinstance(alpha, Lifted) and alpha == 1):
-            return elementwise(function, a, b)
+            return elementwise(function, a, b, rounded=True)
         dtype = result_dtype(a, b)
-        factor = as_uop(alpha, math_dtype(dtype))
-        return elementwise(lambda x, y: function(x, mul(factor, y)), a, b)
+        factor = cast(as_uop(alpha, dtype), math_dtype(dtype))
+        return elementwise(lambda x, y: function(x, mul(factor, y)), a, b, rounded=True)
 
     return rule
 
@@ -71,7 +71,7 @@ def power(a: Operand, b: Operand) -> UOp:
     special = _POWERS.get(float(b)) if isinstance(b, int | float) else None
     if special is not None:
         return elementwise(lambda x, _: special(x), a, b)
-    return elementwise(lambda x, y: call("pow", x, y), a, b)
+    return elementwise(lambda x, y: call("pow", x, y), a, b, rounded=True)
 
 
 _POWERS: dict[float, Unary] = {
@@ -221,15 +221,15 @@ def _of_name(name: str) -> Rule:
 
 
 def _binary(function: Binary) -> Rule:
-    return lambda a, b: elementwise(function, a, b)
+    return lambda a, b: elementwise(function, a, b, rounded=True)
 
 
 def _binary_float(function: Binary) -> Rule:
-    return lambda a, b: elementwise_float(function, a, b)
+    return lambda a, b: elementwise_float(function, a, b, rounded=True)
 
 
 def _compared(function: Binary) -> Rule:
-    return lambda a, b: elementwise(function, a, b, result=dtypes.bool)
+    return lambda a, b: elementwise(function, a, b, result=dtypes.bool, rounded=True)
 
 
 def _truth(function: Binary) -> Rule:
@@ -308,12 +308,13 @@ TABLE: dict[str, Rule] = {
     "sub.Scalar": _scaled(lambda a, b: a - b),
     "rsub.Tensor": lambda a, b, alpha: _scaled(lambda x, y: x - y)(b, a, alpha),
     "rsub.Scalar": lambda a, b, alpha: _scaled(lambda x, y: x - y)(b, a, alpha),
-    **_both("mul", _binary(mul)),
+    # A number stays as precise as it is in products and quotients.
+    **_both("mul", lambda a, b: elementwise(mul, a, b)),
     **_both("div", divide),
     "div.Tensor_mode": divide,
     "div.Scalar_mode": divide,
-    "floor_divide": _binary(floor_divide),
-    "floor_divide.Scalar": _binary(floor_divide),
+    "floor_divide": lambda a, b: divide(a, b, "floor"),
+    "floor_divide.Scalar": lambda a, b: divide(a, b, "floor"),
     **_both("remainder", _binary(remainder), "Scalar_Tensor"),
     **_both("fmod", _binary(fmod)),
     "pow.Tensor_Tensor": power,

@@ -79,13 +79,16 @@ def has_lowering(op: str) -> bool:
 
 
 def is_heavy(op: str) -> bool:
-    """Whether the rule's code does much more work than its inputs and outputs have elements."""
+    """Whether the rule's code does much more work than its inputs and outputs have elements.
+
+    What a decomposition does is not known before it is traced; attention is among them.
+    """
     plan = _plan(op)
-    return plan is not None and plan.base in _HEAVY
+    return plan is not None and (plan.base in _HEAVY or plan.base not in RULES)
 
 
 def written(op: str) -> tuple[str, ...]:
-    """The names of the arguments that a call writes."""
+    """The names of the arguments that a call writes; native_batch_norm only when training."""
     return _UNDECLARED_WRITES.get(op) or tuple(a.name for a in _written(_schema(op)))
 
 

@@ -14,6 +14,7 @@ from torch_tiny.lower.promote import (
     known,
     math_dtype,
 )
+from torch_tiny.lower.reduce import sums
 from torch_tiny.lower.tools import (
     Rule,
     arange,
@@ -436,6 +437,7 @@ TABLE: dict[str, Rule] = {
     "tril": lambda x, diagonal: _triangle(x, diagonal, upper=False),
     "triu": lambda x, diagonal: _triangle(x, diagonal, upper=True),
     "diag_embed": _diag_embed,
+    "trace": lambda x: sums(diagonal(x)),
     "diagonal_scatter": _diagonal_scatter,
     "diagonal_backward": lambda grad, sizes, offset, dim1, dim2: _diagonal_scatter(
         full(sizes, 0, grad.dtype), grad, offset, dim1, dim2

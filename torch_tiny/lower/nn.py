@@ -181,16 +181,16 @@ def _batch_norm(x: UOp, weight: UOp | None, bias: UOp | None, running_mean: UOp 
     """Result, saved mean, saved 1/std; then the new running statistics where there are any."""
     wide, shape = to_math(x), _channel_shape(x)
     over = tuple(d for d in range(x.ndim) if d != 1)
+    kind = next((p.dtype for p in (weight, running_mean) if p is not None), x.dtype)
     if not training:
         assert running_mean is not None and running_var is not None
         mean = to_math(running_mean).reshape(shape)
         rstd = call("sqrt", to_math(running_var).reshape(shape) + as_uop(eps, wide.dtype))
         out = _affine((wide - mean) / rstd, weight, bias, shape)
-        saved: Results = (full((0,), 0, wide.dtype),) * 2
+        saved: Results = (full((0,), 0, kind),) * 2
         return (cast(out, x.dtype), *saved, running_mean, running_var)
     mean, rstd = _moments(wide, over, eps)
     # The CPU's kernel normalizes with the statistics as it saves them, rounded.
-    kind = next((p.dtype for p in (weight, running_mean) if p is not None), x.dtype)
     saved_mean, saved_rstd = cast(mean, kind), cast(rstd, kind)
     out = _affine((wide - to_math(saved_mean)) * to_math(saved_rstd), weight, bias, shape)
     results: Results = (
@@ -344,7 +344,7 @@ def _nll_forward(x: UOp, target: UOp, weight: UOp | None, reduction: int,
     everything = tuple(range(target.ndim))
     weights = total(factor, everything)
     if reduction == 0:
-        return cast(loss, x.dtype), full((), 0, x.dtype)
+        return cast(loss, x.dtype), cast(weights, x.dtype) if x.ndim == 1 else full((), 0, x.dtype)
     summed = total(loss, everything)
     return cast(summed / weights if reduction == 1 else summed, x.dtype), cast(weights, x.dtype)
 
@@ -390,7 +390,8 @@ TABLE: dict[str, Rule] = {
     "_fused_rms_norm_backward": _rms_norm_backward,
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
-    "native_batch_norm": _batch_norm,
+    # Its schema does not say that it writes; it does when training.
+    "native_batch_norm": lambda *args: _batch_norm(*args)[: 5 if args[5] else 3],
     "_native_batch_norm_legit": _batch_norm,
     "_native_batch_norm_legit.no_stats": lambda x, w, b, *rest: _batch_norm(
         x, w, b, None, None, *rest

@@ -1,6 +1,6 @@
 """Which dtype PyTorch computes in, and numbers as UOps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,18 +125,30 @@ def wrapped(number: bool | int | float, dtype: DType) -> bool | int | float:
 
 
 def elementwise(
-    function: Callable[..., UOp], *operands: Operand, result: DType | None = None
+    function: Callable[..., UOp],
+    *operands: Operand,
+    result: DType | None = None,
+    rounded: bool = False,
 ) -> UOp:
-    """`function` of operands promoted together; computed in float32 where the result is half."""
+    """`function` of operands promoted together; computed in float32 where the result is half.
+
+    `rounded`: numbers and 0-dim tensors become half first, as in most of the CPU's kernels.
+    """
     dtype = result_dtype(*operands)
-    computed = function(*(as_uop(operand, math_dtype(dtype)) for operand in operands))
-    return cast(computed, result or dtype)
+    return cast(function(*_promoted(operands, dtype, rounded)), result or dtype)
 
 
-def elementwise_float(function: Callable[..., UOp], *operands: Operand) -> UOp:
+def elementwise_float(
+    function: Callable[..., UOp], *operands: Operand, rounded: bool = False
+) -> UOp:
     """The same for functions whose result is always a float."""
     dtype = float_dtype(result_dtype(*operands))
-    return cast(function(*(as_uop(operand, math_dtype(dtype)) for operand in operands)), dtype)
+    return cast(function(*_promoted(operands, dtype, rounded)), dtype)
+
+
+def _promoted(operands: Sequence[Operand], dtype: DType, rounded: bool) -> list[UOp]:
+    wide = math_dtype(dtype)
+    return [as_uop(as_uop(x, dtype) if rounded else x, wide) for x in operands]
 
 
 def _level(operand: Operand) -> tuple[int, DType]:

@@ -299,10 +299,4 @@ TABLE: dict[str, Rule] = {
     "cummax": _cumulative_best,
     "cummin": _cumulative_least,
     "logcumsumexp": _logcumsumexp,
-    "trace": lambda x: sums(
-        arange(int_shape(x)[0])
-        .unsqueeze(1)
-        .eq(arange(int_shape(x)[1]))
-        .where(x, full((), 0, x.dtype))
-    ),
 }

@@ -1,0 +1,84 @@
+#include "cuda_driver.h"
+
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+
+#include <cstdint>
+
+namespace tiny {
+namespace {
+
+void* symbol(const char* name) {
+  static void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  TORCH_CHECK(driver != nullptr, "the CUDA driver does not load: ", dlerror());
+  void* found = dlsym(driver, name);
+  TORCH_CHECK(found != nullptr, "the CUDA driver has no ", name);
+  return found;
+}
+
+void check(int result, const char* what) {
+  if (result == 0) {
+    return;
+  }
+  static auto* describe = reinterpret_cast<int (*)(int, const char**)>(symbol("cuGetErrorString"));
+  const char* text = nullptr;
+  describe(result, &text);
+  TORCH_CHECK(false, "CUDA: ", what, ": ", text == nullptr ? "unknown error" : text);
+}
+
+}  // namespace
+
+void CudaLibrary::launch(
+    const std::string& name, const CudaLaunch& how, void** arguments, void* stream) {
+  static auto* load = reinterpret_cast<int (*)(void**, const void*)>(symbol("cuModuleLoadData"));
+  static auto* get =
+      reinterpret_cast<int (*)(void**, void*, const char*)>(symbol("cuModuleGetFunction"));
+  static auto* launch_kernel = reinterpret_cast<int (*)(
+      void*,
+      unsigned,
+      unsigned,
+      unsigned,
+      unsigned,
+      unsigned,
+      unsigned,
+      unsigned,
+      void*,
+      void**,
+      void**)>(symbol("cuLaunchKernel"));
+  void* function = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    if (module_ == nullptr) {
+      check(load(&module_, code_.data()), "loading compiled kernels");
+    }
+    auto& known = functions_[name];
+    if (known == nullptr) {
+      check(get(&known, module_, name.c_str()), "finding a compiled kernel");
+    }
+    function = known;
+  }
+  check(
+      launch_kernel(
+          function,
+          how.grid[0],
+          how.grid[1],
+          how.grid[2],
+          how.block[0],
+          how.block[1],
+          how.block[2],
+          how.shared,
+          stream,
+          arguments,
+          nullptr),
+      "launching a compiled kernel");
+}
+
+void copy_on_gpu(void* to, const void* from, size_t bytes, void* stream) {
+  static auto* copy =
+      reinterpret_cast<int (*)(uint64_t, uint64_t, size_t, void*)>(symbol("cuMemcpyDtoDAsync_v2"));
+  check(
+      copy(reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(from), bytes, stream),
+      "copying");
+}
+
+}  // namespace tiny

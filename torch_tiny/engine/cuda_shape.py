@@ -1,0 +1,385 @@
+"""Maps the loops of a kernel to blocks and threads of a GPU.
+
+flat: a thread computes one element, or the few that one wide load brings.
+rows: a group of threads shares a row: its loops and its reductions. What it reads twice it keeps.
+columns: 32 neighbouring results per block, each reduced by a column of threads.
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch_tiny.engine.codegen_nest import extent, is_contiguous_along
+from torch_tiny.uops import (
+    AddrSpace,
+    AxisType,
+    Ops,
+    UOp,
+    combined,
+    simplified,
+    sink_of,
+    substituted,
+)
+
+FLAT_THREADS = 256
+WARP = 32
+MOST_THREADS = 1024
+ROWS_PER_BLOCK = 4  # where a warp has a row to itself
+WIDEST_LOAD = 16  # bytes
+CHUNKS_PER_THREAD = 4  # of a row, where there are rows enough to fill the GPU
+MANY_ROWS = 1024
+SHORT = 16  # a reduction of fewer elements is one thread's
+KEPT_BYTES = 192  # of a row, per thread, in registers
+
+# What the loops of a shaped kernel mean to the renderer:
+ACROSS, THREADS, LANES, WIDE = (
+    AxisType.GLOBAL,
+    AxisType.LOCAL,
+    AxisType.UNROLL,
+    AxisType.UPCAST,
+)
+REGISTER_SLOTS, ROW_SLOTS = 3_000_000, 4_000_000
+COMBINE = "group_"
+
+
+class CannotShapeError(Exception):
+    """The kernel has loops that these ways do not fit."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel runs. group: threads that share a row or a column."""
+
+    way: str
+    grid: int
+    block: tuple[int, int]
+    group: int = 1
+
+
+class Shape:
+    """Rearranges one kernel; how it has to be launched is known afterwards."""
+
+    def __init__(self) -> None:
+        self.launch = Launch("flat", 1, (1, 1))
+
+    def __call__(self, sink: UOp) -> UOp:
+        if len(sink.src) != 1 or sink.src[0].op is not Ops.END:
+            if any(u.op is Ops.END for u in sink.toposort()):
+                raise CannotShapeError("several nests of loops")
+            return self._alone(sink)
+        end = sink.src[0]
+        reduces = [u for u in sink.toposort() if u.op is Ops.REDUCE]
+        loops = sorted(end.src[1:], key=lambda r: r.arg)
+        if any(u.op is Ops.END for u in end.src[0].toposort()):
+            return self._rows(end, loops)
+        if not reduces:
+            return self._flat(end, loops)
+        length = max(math.prod(extent(r) for r in u.src[1:]) for u in reduces)
+        outputs = math.prod(extent(r) for r in loops)
+        if length < SHORT and outputs > MANY_ROWS:
+            return self._flat(end, loops)
+        try:
+            if is_contiguous_along(loops[-1], reduces):
+                return self._columns(end, loops, length)
+            return self._rows(end, loops)
+        except CannotShapeError:
+            return self._flat(end, loops)
+
+    def _alone(self, sink: UOp) -> UOp:
+        """One result: a row of its own, unless there is nothing to share."""
+        if not any(u.op is Ops.REDUCE for u in sink.toposort()):
+            return sink
+        try:
+            return self._rows(sink, [])
+        except CannotShapeError:
+            return sink
+
+    def _flat(self, end: UOp, loops: list[UOp]) -> UOp:
+        total = math.prod(extent(r) for r in loops)
+        builder = _Builder(_new_ids(end))
+        has_reduce = any(u.op is Ops.REDUCE for u in end.toposort())
+        width = 1 if has_reduce else _width(end, loops, 1)
+        scope = builder.scope(loops, width, ACROSS)
+        count = total // width
+        threads = min(FLAT_THREADS, _power_of_two(count))
+        self.launch = Launch("flat", -(-count // threads), (threads, 1))
+        return sink_of(builder.rebuilt(end, {end: scope}))
+
+    def _rows(self, end: UOp, loops: list[UOp]) -> UOp:
+        builder = _Builder(_new_ids(end))
+        inner = [u for u in end.toposort() if u.op is Ops.END and u is not end]
+        cooperative = _cooperative(end, loops)
+        if not inner and not cooperative:
+            raise CannotShapeError("nothing to share")
+        rows = math.prod(extent(r) for r in loops)
+        shared = {u: tuple(sorted(u.src[1:], key=lambda r: r.arg)) for u in (*inner, *cooperative)}
+        owners: dict[UOp, tuple[UOp, ...]] = {}
+        for mine in shared.values():
+            if any(owners.setdefault(r, mine) != mine for r in mine) or set(mine) & set(loops):
+                raise CannotShapeError("loops that are shared in different ways")
+        scopes: dict[tuple[UOp, ...], _Scope] = {}
+        for mine in shared.values():
+            if mine not in scopes:
+                users = [x for x, own in shared.items() if own == mine]
+                width = min(_width(x, list(mine), 2) for x in users)
+                scopes[mine] = builder.scope(mine, width, THREADS)
+        chunks = max(extent(s.steps) for s in scopes.values())
+        each = CHUNKS_PER_THREAD if rows >= MANY_ROWS else 1
+        group = max(WARP, min(MOST_THREADS, _power_of_two(-(-chunks // each))))
+        together = ROWS_PER_BLOCK if group == WARP and rows >= MANY_ROWS else 1
+        self.launch = Launch("rows", -(-rows // together), (group, together), group)
+        across = builder.scope(loops, 1, ACROSS) if loops else None
+        by_node = {u: scopes[mine] for u, mine in shared.items()}
+        builder.keep_rows(end, by_node, group, across.digits if across is not None else {})
+        if across is not None:
+            by_node[end] = across
+        built = builder.rebuilt(end, by_node)
+        return built if built.op is Ops.SINK else sink_of(built)
+
+    def _columns(self, end: UOp, loops: list[UOp], length: int) -> UOp:
+        builder = _Builder(_new_ids(end))
+        cooperative = _cooperative(end, loops)
+        by_node: dict[UOp, _Scope] = {}
+        scopes: dict[tuple[UOp, ...], _Scope] = {}
+        for u in cooperative:
+            mine = tuple(sorted(u.src[1:], key=lambda r: r.arg))
+            if mine not in scopes:
+                scopes[mine] = builder.scope(mine, 1, THREADS)
+            by_node[u] = scopes[mine]
+        taken = Counter(r for mine in scopes for r in mine)
+        if not by_node or max(taken.values()) > 1:
+            raise CannotShapeError("reductions that share some of their loops")
+        total = math.prod(extent(r) for r in loops)
+        group = WARP if length >= 8 * WARP else 8
+        self.launch = Launch("columns", -(-total // WARP), (WARP, group), group)
+        by_node[end] = builder.scope(loops, 1, ACROSS)
+        return sink_of(builder.rebuilt(end, by_node))
+
+
+def _cooperative(end: UOp, loops: Iterable[UOp]) -> list[UOp]:
+    """Reductions that happen once per row. Those inside of other loops are a thread's own."""
+    around = set(loops)
+    return [u for u in end.toposort() if u.op is Ops.REDUCE and set(u.ranges) <= around]
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _new_ids(u: UOp) -> "itertools.count[int]":
+    return itertools.count(
+        1 + max((x.arg[0] for x in u.toposort() if x.op is Ops.RANGE), default=0)
+    )
+
+
+# --- wide loads ---
+
+
+def _memory_accesses(u: UOp) -> list[UOp]:
+    """Of u itself: what is inside of other loops of threads has its own width."""
+    inside = u.src[0].toposort(gate=lambda x: x.op is not Ops.END)
+    return [x for x in inside if x.op is Ops.INDEX and x.addrspace in _MEMORY]
+
+
+_MEMORY = (AddrSpace.GLOBAL, AddrSpace.LOCAL)
+
+
+def _width(u: UOp, loops: Sequence[UOp], least_steps: int) -> int:
+    """How many elements the widest load that fits its accesses brings."""
+    last = loops[-1]
+    sizes = [
+        x.dtype.itemsize
+        for x in _memory_accesses(u)
+        if last in x.ranges and _step_is_one(x.src[1], last)
+    ]
+    width = WIDEST_LOAD // max(sizes) if sizes else 1
+    total = math.prod(extent(r) for r in loops)
+    while width > 1 and (extent(last) % width or total // width < least_steps):
+        width //= 2
+    return width
+
+
+def _step_is_one(index: UOp, loop: UOp) -> bool:
+    first = simplified(substituted(index, {loop: loop.const_like(0)}))
+    return simplified(index - first) is loop
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """Loops as one: position = steps * width + lane. Threads share the steps."""
+
+    loops: tuple[UOp, ...]
+    steps: UOp
+    lane: UOp | None
+    width: int
+    digits: dict[UOp, UOp]
+
+    def position(self) -> UOp:
+        return self.steps if self.lane is None else self.steps * self.width + self.lane
+
+    def ranges(self) -> tuple[UOp, ...]:
+        return (self.steps,) if self.lane is None else (self.steps, self.lane)
+
+
+@dataclass
+class _Builder:
+    ids: "itertools.count[int]"
+    kept: dict[UOp, UOp] = field(default_factory=dict)  # load -> what replaces it
+
+    def scope(self, loops: Sequence[UOp], width: int, kind: AxisType) -> _Scope:
+        total = math.prod(extent(r) for r in loops)
+        steps = UOp.range(total // width, next(self.ids), kind)
+        lane = UOp.range(width, next(self.ids), LANES) if width > 1 else None
+        rest = steps if lane is None else steps * width + lane
+        digits: dict[UOp, UOp] = {}
+        for loop in reversed(loops[1:]):
+            digits[loop] = rest % extent(loop)
+            rest = rest // extent(loop)
+        digits[loops[0]] = rest
+        return _Scope(tuple(loops), steps, lane, width, digits)
+
+    def rebuilt(self, root: UOp, scopes: dict[UOp, _Scope]) -> UOp:
+        """`root` with the loops of its ENDs and REDUCEs mapped as scopes[node] says."""
+        digits = {r: d for scope in scopes.values() for r, d in scope.digits.items()}
+        lanes = {s.lane: s for s in scopes.values() if s.lane is not None}
+        targets = {u.src[0] for u in root.toposort() if u.op is Ops.STORE}
+        new: dict[UOp, UOp] = {}
+        for u in root.toposort():
+            if u in digits:
+                new[u] = digits[u]
+                continue
+            if u in self.kept:
+                new[u] = self.kept[u]
+                continue
+            moved = u.replace(src=tuple(new[s] for s in u.src)) if u.src else u
+            if u.op is Ops.INDEX and u.addrspace in _MEMORY and u not in targets:
+                moved = self._loaded(moved, lanes)
+            elif u in scopes and u.op is Ops.REDUCE:
+                moved = u.replace(src=(new[u.src[0]], *scopes[u].ranges()))
+                if scopes[u].steps.arg[-1] is THREADS:
+                    moved = combined(COMBINE + u.arg[0].name, moved)
+            elif u in scopes:
+                moved = self._stored(new[u.src[0]], scopes[u])
+            new[u] = moved
+        return new[root]
+
+    def _loaded(self, load: UOp, lanes: dict[UOp, _Scope]) -> UOp:
+        index = simplified(load.src[1])
+        load = load.replace(src=(load.src[0], index))
+        mine = [lanes[r] for r in index.ranges if r in lanes]
+        if len(mine) != 1 or not self._is_wide(index, mine[0]):
+            return load
+        scope = mine[0]
+        assert scope.lane is not None
+        registers = self._registers(scope.width, load)
+        wide = UOp.range(scope.width, next(self.ids), WIDE)
+        copy = registers.index(wide).store(substituted(load, {scope.lane: wide})).end(wide)
+        result: UOp = registers.after(copy).index(scope.lane)
+        return result
+
+    def _stored(self, body: UOp, scope: _Scope) -> UOp:
+        if scope.lane is None:
+            plain: UOp = body.end(scope.steps)
+            return plain
+        effects = body.src if body.op is Ops.GROUP else (body,)
+        inside: list[UOp] = []
+        later: list[tuple[UOp, UOp]] = []
+        for effect in effects:
+            if effect.op is not Ops.STORE:
+                raise CannotShapeError(f"{effect.op} among stores")
+            target, value = effect.src[:2]
+            index = simplified(target.src[1])
+            if not self._is_wide(index, scope):
+                inside.append(effect)
+                continue
+            registers = self._registers(scope.width, target)
+            inside.append(registers.index(scope.lane).store(value))
+            later.append((target.replace(src=(target.src[0], index)), registers))
+        done = UOp.group(*inside).end(scope.lane)
+        copies = []
+        for target, registers in later:
+            wide = UOp.range(scope.width, next(self.ids), WIDE)
+            to = substituted(target, {scope.lane: wide})
+            copies.append(to.store(registers.after(done).index(wide)).end(wide))
+        result: UOp = UOp.group(done, *copies).end(scope.steps)
+        return result
+
+    def _is_wide(self, index: UOp, scope: _Scope) -> bool:
+        """Whether the lanes' accesses are one: side by side, and from a multiple of their count."""
+        if scope.lane is None or index.get_valid().op is not Ops.CONST:
+            return False
+        if any(r.arg[-1] in (AxisType.REDUCE, AxisType.WEAK) for r in index.ranges):
+            return False
+        if any(u.op is Ops.INDEX for u in index.toposort()):
+            return False
+        first = simplified(substituted(index, {scope.lane: scope.lane.const_like(0)}))
+        return simplified(index - first) is scope.lane and first.divides(scope.width) is not None
+
+    def _registers(self, count: int, like: UOp) -> UOp:
+        slot = REGISTER_SLOTS + next(self.ids)
+        return UOp.placeholder((count,), like.dtype, slot, AddrSpace.REG)
+
+    # rows in registers
+
+    def keep_rows(
+        self, root: UOp, scopes: dict[UOp, _Scope], group: int, row: dict[UOp, UOp]
+    ) -> None:
+        """Loads that several loops of a row make at the same positions are made once."""
+        written = {u.src[0].buf_uop for u in root.toposort() if u.op is Ops.STORE}
+        found: dict[UOp, list[tuple[UOp, _Scope]]] = {}
+        canon: dict[tuple[int, int], _Scope] = {}
+        for u, scope in scopes.items():
+            shape = (extent(scope.steps), scope.width)
+            first = canon.setdefault(shape, scope)
+            same = dict(zip(scope.ranges(), first.ranges(), strict=True))
+            for load in _memory_accesses(u):
+                inner = set(load.ranges) & set(scope.loops)
+                free = all(
+                    r in scope.loops or r.arg[-1] is not AxisType.REDUCE for r in load.ranges
+                )
+                if not inner or not free or load.src[0].op is not Ops.PARAM:
+                    continue
+                if load.src[0] in written or any(x.op is Ops.INDEX for x in load.src[1].toposort()):
+                    continue
+                index = simplified(substituted(load.src[1], {**row, **scope.digits}))
+                key = load.src[0].index(substituted(index, same))
+                entries = found.setdefault(key, [])
+                if (load, scope) not in entries:
+                    entries.append((load, scope))
+        room = KEPT_BYTES
+        for key, entries in found.items():
+            mine = {id(scope) for _, scope in entries}
+            size = -(-extent(entries[0][1].steps) // group) * entries[0][1].width
+            size *= key.dtype.itemsize
+            if len(mine) < 2 or size > room:
+                continue
+            room -= size
+            self._keep(key, entries, group, canon)
+
+    def _keep(
+        self,
+        key: UOp,
+        entries: list[tuple[UOp, _Scope]],
+        group: int,
+        canon: dict[tuple[int, int], _Scope],
+    ) -> None:
+        width = entries[0][1].width
+        steps = extent(entries[0][1].steps)
+        like = canon[steps, width]
+        trips = -(-steps // group)
+        row = UOp.placeholder(
+            (trips * width,), key.dtype, ROW_SLOTS + next(self.ids), AddrSpace.REG
+        )
+        fill = self.scope([UOp.range(steps * width, next(self.ids))], width, THREADS)
+        same = dict(zip(like.ranges(), fill.ranges(), strict=True))
+        source = substituted(key, same)
+        if fill.lane is not None and self._is_wide(simplified(source.src[1]), fill):
+            wide = UOp.range(width, next(self.ids), WIDE)
+            source = substituted(source, {fill.lane: wide})
+            filled = row.index(fill.steps * width + wide).store(source).end(wide).end(fill.steps)
+        else:
+            filled = row.index(fill.position()).store(source).end(*fill.ranges())
+        for load, scope in entries:
+            self.kept[load] = row.after(filled).index(scope.position())
