@@ -103,10 +103,11 @@ def _expected(name: str, func: Any, args: Any, kwargs: Any, result: Any) -> list
 
 def record(op: Any, dtype: torch.dtype, limit: int, backward: bool) -> list[Call]:
     """The distinct calls of an op_db entry's first samples."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     grad = backward and dtype in op.supported_backward_dtypes("cpu") and op.supports_autograd
     calls: dict[str, Call] = {}
-    samples = op.sample_inputs("cpu", dtype, requires_grad=grad)
+    # op.sample_inputs would look through the whole stack for the test's name, 30 ms each time.
+    samples = op.sample_inputs_func(op, "cpu", dtype, grad)
     for sample in itertools.islice(samples, limit):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -400,11 +401,13 @@ def test_operators_agree_with_the_cpu(dtype: torch.dtype, backward: bool, tmp_pa
     assert set(missing) <= NO_LOWERING, sorted(set(missing) - NO_LOWERING)
 
 
-# The CPU's kernels round between their steps.
+# The CPU's kernels round between their steps; where they differ, ours are nearer to float64.
 ROUNDED_OTHERWISE = {
     torch.bfloat16: {
         "aten::_adaptive_avg_pool3d",
+        "aten::_batch_norm_with_update",
         "aten::_log_softmax",
+        "aten::_native_batch_norm_legit",
         "aten::_unsafe_masked_index_put_accumulate",
         "aten::addbmm",
         "aten::grid_sampler_2d",

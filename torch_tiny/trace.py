@@ -54,6 +54,8 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
+FROM_HOST = Unknown()
+"""A CPU tensor that was captured, with more than one element."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,11 @@ class Call:
     def writes(self) -> set[int]:
         made = {result.slot for result in self.results if isinstance(result, Tensor)}
         return made | {tensor.slot for tensor in self.written}
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether it only brings a CPU tensor to the device."""
+        return self.op == "aten::copy_" and self.args[1] is FROM_HOST
 
     @property
     def is_plain(self) -> bool:
@@ -187,7 +194,7 @@ def _tensor(given: list[Any]) -> Tensor | Unknown:
 def _captured(given: list[Any]) -> Value | Unknown:
     index, dtype, sizes, wrapped = given
     if dtype not in DTYPES or sizes:
-        return UNKNOWN
+        return FROM_HOST
     return Value(index, DTYPES[dtype], bool(wrapped))
 
 

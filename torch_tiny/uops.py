@@ -140,7 +140,8 @@ def called_name(u: UOp) -> str | None:
 
 def combined(name: str, x: UOp) -> UOp:
     """What the threads of a group make of their x together; `called_name` gives the name."""
-    return _sealed(name, x.dtype, (x,))
+    mark = UOp(Ops.SPECIAL, dtypes.int32, (UOp.const(2, dtypes.int32),), name)
+    return UOp(Ops.MULACC, x.dtype, (x, x, mark))
 
 
 def seal_floats(sink: UOp) -> UOp:

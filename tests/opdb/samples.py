@@ -4,6 +4,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -39,6 +40,17 @@ def samples(
     first, rest = everything[: (limit + 1) // 2], everything[(limit + 1) // 2 :]
     wanted = min(limit - len(first), len(rest))
     return first + [rest[i * len(rest) // wanted] for i in range(wanted)]
+
+
+@contextmanager
+def limited(count: int) -> Iterator[None]:
+    """Look at this many samples of each item."""
+    global SAMPLES
+    before, SAMPLES = SAMPLES, count
+    try:
+        yield
+    finally:
+        SAMPLES = before
 
 
 def with_gaps(sample: SampleInput) -> SampleInput:

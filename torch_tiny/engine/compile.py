@@ -144,7 +144,7 @@ class _Compiler:
         }
 
     def _belongs(self, call: Call) -> bool:
-        if call.number in self._refused:
+        if call.number in self._refused or call.is_transfer:
             return False
         why = ""
         if not call.is_plain:

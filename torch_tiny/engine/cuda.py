@@ -150,9 +150,9 @@ def _pieces(nest: Nest, length: int) -> int:
 
 def _is_too_narrow(sink: UOp) -> bool:
     """A block per row, where there are a few long rows, leaves most of the GPU idle."""
-    (end,) = sink.src
+    end = sink.src[0]
     ends = [u for u in sink.toposort() if u.op is Ops.END]
-    if len(ends) == 1:
+    if len(ends) < 2:
         return False
     rows = max(extent(r) for r in end.src[1:])
     longest = max(extent(r) for u in ends if u is not end for r in u.src[1:])

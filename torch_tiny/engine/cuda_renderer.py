@@ -111,7 +111,8 @@ class _Function:
     trips: dict[UOp, str] = field(default_factory=dict)  # loop of threads -> counter of its trips
     from_memory: set[UOp] = field(default_factory=set)
     open: list[tuple[UOp, int]] = field(default_factory=list)  # (loop, braces)
-    stored: bool = False  # to memory, in the open loop of threads
+    read_back: set[UOp] = field(default_factory=set)  # buffers that are both stored to and loaded
+    stored: bool = False  # to one of them, in the open loop of threads
     lines: list[str] = field(default_factory=list)
     depth: int = 1
 
@@ -130,6 +131,8 @@ def render(
 ) -> str:
     """The text inside the kernel's braces. pointers: names; scalars: PARAMs given by value."""
     f = _Function(launch, pointers, scalars)
+    accessed = {op: {u.src[0].buf_uop for u in uops if u.op is op} for op in (Ops.LOAD, Ops.STORE)}
+    f.read_back = {u for u in accessed[Ops.STORE] & accessed[Ops.LOAD] if _is_memory(u)}
     for u in uops:
         _render_one(f, u)
     return "\n".join(f.lines)
@@ -168,6 +171,10 @@ def _render_one(f: _Function, u: UOp) -> None:
             _assign(f, u, _expression(f, u))
 
 
+def _is_memory(u: UOp) -> bool:
+    return u.addrspace is not AddrSpace.REG
+
+
 def _declare(f: _Function, u: UOp) -> None:
     kind, count = c_name(u.dtype), u.max_numel()
     name = f.names[u] = f.new("r")
@@ -175,13 +182,13 @@ def _declare(f: _Function, u: UOp) -> None:
         if count == 1:
             f.emit(f"{kind} {name};")
         elif u.arg.slot >= ROW_SLOTS:
-            f.emit(f"{kind} {name}[{count}];")
+            f.emit(f"alignas(16) {kind} {name}[{count}];")
         else:
             f.emit(f"tt_wide<{kind}, {count}> {name};")
         return
     padded = -(-count // 16) * 16  # each row begins where a wide load may
     rows = f.launch.block[1] if f.launch.way == "rows" else 1
-    f.emit(f"__shared__ alignas(16) {kind} {name}_all[{padded * rows}];")
+    f.emit(f"alignas(16) __shared__ {kind} {name}_all[{padded * rows}];")
     f.emit(f"{kind} *{name} = {name}_all + threadIdx.y * {padded};")
 
 
@@ -285,10 +292,10 @@ def _store(f: _Function, u: UOp) -> None:
     else:
         text = f"{f.names[target]} = {_operand(f, value)};"
         alone = f.launch.way != "flat" and not f.is_open(THREADS)
-        if alone and target.addrspace is not AddrSpace.REG:
+        if alone and _is_memory(target):
             text = f"if ({_leader(f)}) {text}"
         f.emit(text)
-    f.stored |= target.addrspace is not AddrSpace.REG
+    f.stored |= target.buf_uop in f.read_back
 
 
 def _leader(f: _Function) -> str:

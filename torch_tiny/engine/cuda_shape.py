@@ -8,7 +8,7 @@ columns: 32 neighbouring results per block, each reduced by a column of threads.
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch_tiny.engine.codegen_nest import extent, is_contiguous_along
@@ -202,8 +202,16 @@ def _width(u: UOp, loops: Sequence[UOp], least_steps: int) -> int:
 
 
 def _step_is_one(index: UOp, loop: UOp) -> bool:
-    first = simplified(substituted(index, {loop: loop.const_like(0)}))
-    return simplified(index - first) is loop
+    terms = list(_terms(index))
+    return terms.count(loop) == 1 and all(t is loop or loop not in t.ranges for t in terms)
+
+
+def _terms(u: UOp) -> Iterator[UOp]:
+    if u.op is Ops.ADD:
+        yield from _terms(u.src[0])
+        yield from _terms(u.src[1])
+    else:
+        yield u
 
 
 @dataclass(frozen=True)
@@ -314,8 +322,9 @@ class _Builder:
             return False
         if any(u.op is Ops.INDEX for u in index.toposort()):
             return False
-        first = simplified(substituted(index, {scope.lane: scope.lane.const_like(0)}))
-        return simplified(index - first) is scope.lane and first.divides(scope.width) is not None
+        rest = (t for t in _terms(index) if t is not scope.lane)
+        aligned = all(t.divides(scope.width) is not None for t in rest)
+        return aligned and _step_is_one(index, scope.lane)
 
     def _registers(self, count: int, like: UOp) -> UOp:
         slot = REGISTER_SLOTS + next(self.ids)

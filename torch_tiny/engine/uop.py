@@ -54,11 +54,11 @@ class Engine:
         if self.settings.mode == "uop" or self.settings.validate:
             _C.set_compile_now(self._compile_now)
             _C.set_mode("uop")
-            atexit.register(self._worker.stop)
+            atexit.register(self.stop)
         else:
             _C.set_mode("auto")
             self._start_thread()
-            atexit.register(self._stop)
+            atexit.register(self.stop)
             os.register_at_fork(after_in_child=self._restart)
 
     def _start_thread(self) -> None:
@@ -83,7 +83,8 @@ class Engine:
             elif self._undecided:
                 self._keep_decisions()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """End the worker and the thread, and keep what was decided."""
         self._ends.set()
         self._worker.stop()
         _C.wake()
@@ -98,7 +99,7 @@ class Engine:
             made = self._compile(device, plan, trace, everything)
         except WorkerError as error:
             return f"TORCH_TINY_ENGINE=uop: compiling failed: {error}" if everything else ""
-        if everything and any(call >= 0 for call, _, _ in made["steps"]):
+        if everything and made["not_lowered"]:
             refused = "; ".join(f"{op} ({why})" for op, why in sorted(made["not_lowered"].items()))
             return f"TORCH_TINY_ENGINE=uop: there is no lowering for {refused}"
         return ""
