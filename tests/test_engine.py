@@ -233,6 +233,45 @@ def test_uop_mode_names_what_it_cannot_compile() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("x // torch.tensor([n, 1])", "ZeroDivisionError"),
+        ("torch.remainder(x, torch.tensor([n, 1]))", "ZeroDivisionError"),
+        ("torch.gather(x, 0, torch.tensor([1 - n, 3 * n - 2]))", "out of bounds"),
+        ("x[torch.tensor([0, 2 - 2 * n])]", "out of bounds"),
+        ("torch.embedding(x[:, None], torch.tensor([3 - 3 * n]))", "out of range"),
+        ("torch.nn.functional.nll_loss(x[None].float(), torch.tensor([2 - 2 * n]))", "bounds"),
+    ],
+)
+def test_bad_data_raises_as_on_the_cpu(program: str, message: str) -> None:
+    """Good data first, so that the code is compiled by the time bad data comes."""
+    python(
+        f"""
+        import torch
+        x = torch.tensor([5, 7], device="tiny")
+        def run(n):
+            torch.tensor = lambda values: original(values, device="tiny")
+            try:
+                return ({program}).tolist()
+            finally:
+                torch.tensor = original
+        original = torch.tensor
+        for _ in range(3):
+            run(1)
+        try:
+            run(0)
+        except (RuntimeError, IndexError) as error:
+            assert {message!r} in str(error), error
+        else:
+            raise AssertionError("no error")
+        run(1)
+        """,
+        TORCH_TINY_ENGINE="uop",
+        TORCH_TINY_CACHE="",
+    )
+
+
 def test_validation_finds_no_difference_in_training() -> None:
     python(
         "import torch\n"

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from torch_tiny.lower import Lifted, NoLowering, lower
+from torch_tiny.lower.conditions import all_hold, noted
 from torch_tiny.lower.tools import DTYPES
 from torch_tiny.trace import Call, Tensor, Trace, Value
-from torch_tiny.uops import DType, UOp, buffer_param
+from torch_tiny.uops import DType, Ops, UOp, buffer_param
 from torch_tiny.views import read, write
 
 MOST_CALLS = 100  # in a region: compile time grows faster than its calls
@@ -45,6 +46,8 @@ class Values:
     outputs: dict[int, UOp]
     made: list[int]
     """Slots that come to exist in the region and are needed after it."""
+    guard: UOp | None = None
+    """What must hold for no call to raise, as one bool; None if nothing has to."""
 
     def typed(self) -> list[tuple[DType, int]]:
         return [(DTYPES[buffer.dtype], buffer.size) for buffer in self.buffers]
@@ -165,8 +168,9 @@ class _Evaluation:
         }
 
     def run(self, needed_after: set[int]) -> Values:
-        for call in self._calls:
-            self._apply(call)
+        with noted() as conditions:
+            for call in self._calls:
+                self._apply(call)
         outputs: dict[int, UOp] = {}
         made: list[int] = []
         for slot, value in self._current.items():
@@ -177,7 +181,8 @@ class _Evaluation:
             elif value is self._first[slot]:
                 continue
             outputs[self._buffer_of(slot)] = value
-        return Values(self._buffers, outputs, made)
+        from_data = [one for one in conditions if any(u.op is Ops.PARAM for u in one.toposort())]
+        return Values(self._buffers, outputs, made, all_hold(from_data))
 
     def _apply(self, call: Call) -> None:
         results = lower(call.op, [self._argument(call, arg) for arg in call.args], {})

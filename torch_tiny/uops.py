@@ -93,6 +93,7 @@ __all__ = [
     "half_casts",
     "identity_element",
     "lower_kernel",
+    "native_half_casts",
     "schedule",
     "seal_floats",
     "simplified",
@@ -105,7 +106,8 @@ DEVICE = "CPU"
 _HALVES = (dtypes.float16, dtypes.bfloat16)
 
 # Half types are storage: everything is computed in float32, conversions from double go through it.
-half_casts: PatternMatcher = create_non_native_float_pats(_HALVES) + pm_manual_bf16_cast
+native_half_casts: PatternMatcher = create_non_native_float_pats(_HALVES)
+half_casts: PatternMatcher = native_half_casts + pm_manual_bf16_cast
 
 
 def buffer_param(slot: int, dtype: DType, size: int) -> UOp:
@@ -140,8 +142,7 @@ def called_name(u: UOp) -> str | None:
 
 def combined(name: str, x: UOp) -> UOp:
     """What the threads of a group make of their x together; `called_name` gives the name."""
-    mark = UOp(Ops.SPECIAL, dtypes.int32, (UOp.const(2, dtypes.int32),), name)
-    return UOp(Ops.MULACC, x.dtype, (x, x, mark))
+    return _sealed(name, x.dtype, (x,))
 
 
 def seal_floats(sink: UOp) -> UOp:
@@ -192,10 +193,16 @@ def substituted(u: UOp, by: Mapping[UOp, UOp]) -> UOp:
     return result
 
 
-def lower_kernel(sink: UOp, target: Renderer, shape: Callable[[UOp], UOp]) -> list[UOp]:
+def lower_kernel(
+    sink: UOp,
+    target: Renderer,
+    shape: Callable[[UOp], UOp],
+    casts: PatternMatcher = half_casts,
+) -> list[UOp]:
     """tinygrad's passes from loops and REDUCEs to a list of UOps, without those for GPUs.
 
     shape: rearranges the loops once they are merged where possible.
+    casts: half_casts, or native_half_casts where the target converts bfloat16 itself.
     """
     sink = graph_rewrite(sink, pm_split_ranges + pm_flatten_range, ctx={})
     sink = graph_rewrite(sink, sym + pm_flatten_range)
@@ -217,7 +224,7 @@ def lower_kernel(sink: UOp, target: Renderer, shape: Callable[[UOp], UOp]) -> li
     sink = graph_rewrite(sink, early + pm_commit_weak)
     sink = graph_rewrite(sink, late, ctx=target)
     sink = graph_rewrite(sink, pm_move_gates_from_index)
-    final = pm_commit_weak + pm_cast_weak + late + half_casts + pm_split_ends + pm_remove_invalid
+    final = pm_commit_weak + pm_cast_weak + late + casts + pm_split_ends + pm_remove_invalid
     sink = graph_rewrite(sink, final, ctx=target)
     sink = graph_rewrite(sink, pm_casted_consts, walk=True)
     sink = graph_rewrite(sink, pm_add_control_flow, ctx=CFGContext(sink), bottom_up=True)

@@ -72,6 +72,8 @@ struct Region {
   std::vector<RegionBuffer> buffers;
   std::vector<uint32_t> made;  // slots that come to exist here and are used afterwards
   std::vector<Kernel> kernels;
+  // Kernels that tell whether no call would raise, as a bool in a buffer after the last.
+  std::vector<Kernel> guard;
   std::vector<size_t> temporaries;          // offsets into the arena
   size_t arena = 0;                         // bytes
   std::vector<std::pair<int, int>> copies;  // temporary -> buffer, at the end

@@ -72,9 +72,13 @@ std::optional<Job> Compiler::take(std::chrono::duration<double> patience) {
   return job;
 }
 
-void run_kernels(const Region& region, c10::ArrayRef<void*> buffers, char* arena) {
+void run_kernels(
+    const Region& region,
+    const std::vector<Kernel>& kernels,
+    c10::ArrayRef<void*> buffers,
+    char* arena) {
   c10::SmallVector<void*, 16> pointers;
-  for (const auto& kernel : region.kernels) {
+  for (const auto& kernel : kernels) {
     pointers.clear();
     for (const auto buffer : kernel.buffers) {
       pointers.push_back(buffer >= 0 ? buffers[buffer] : arena + region.temporaries[-1 - buffer]);
@@ -93,6 +97,9 @@ void run_kernels(const Region& region, c10::ArrayRef<void*> buffers, char* arena
       });
     }
   }
+}
+
+void copy_home(const Region& region, c10::ArrayRef<void*> buffers, char* arena) {
   for (size_t i = 0; i < region.copies.size(); ++i) {
     const auto [temporary, buffer] = region.copies[i];
     std::memcpy(buffers[buffer], arena + region.temporaries[temporary], region.copy_bytes[i]);

@@ -65,8 +65,14 @@ class Compiler {
   std::vector<std::string> heard_;
 };
 
-// Calls the kernels of a region in order; `buffers` are its buffers.
-void run_kernels(const Region& region, c10::ArrayRef<void*> buffers, char* arena);
+// Calls kernels of a region in order; `buffers` are its buffers.
+void run_kernels(
+    const Region& region,
+    const std::vector<Kernel>& kernels,
+    c10::ArrayRef<void*> buffers,
+    char* arena);
+// Brings home what could not be computed in place.
+void copy_home(const Region& region, c10::ArrayRef<void*> buffers, char* arena);
 // The same on the current stream of a GPU; numbers are on the host.
 void launch_kernels(
     const Region& region, c10::ArrayRef<void*> buffers, char* arena, c10::Device device);

@@ -68,6 +68,9 @@ Region region_from(const py::dict& given, void* library) {
   for (const auto& kernel : given["kernels"]) {
     region.kernels.push_back(kernel_from(kernel.cast<py::dict>(), library));
   }
+  for (const auto& kernel : given["guard"]) {
+    region.guard.push_back(kernel_from(kernel.cast<py::dict>(), library));
+  }
   for (const auto bytes : given["temporaries"].cast<std::vector<size_t>>()) {
     region.temporaries.push_back(region.arena);
     region.arena += (bytes + kAlignment - 1) / kAlignment * kAlignment;

@@ -120,15 +120,13 @@ void Runner::run_region(Region& region) {
   }
   const auto begin = timed ? now() : 0;
   if (engine == Engine::kAten) {
-    for (const auto call : region.calls) {
-      run_one(trace_.calls[call]);
-    }
+    run_calls(region);
   } else {
     try {
       if (C10_UNLIKELY(compiler.validates.load(std::memory_order_relaxed))) {
         validate(region);
-      } else {
-        run_compiled(region);
+      } else if (!run_compiled(region)) {
+        run_calls(region);
       }
     } catch (...) {
       for (const auto call : region.calls) {
@@ -142,7 +140,14 @@ void Runner::run_region(Region& region) {
   }
 }
 
-void Runner::run_compiled(const Region& region) {
+void Runner::run_calls(const Region& region) {
+  for (const auto call : region.calls) {
+    run_one(trace_.calls[call]);
+  }
+}
+
+// False if nothing was done, since a call would raise.
+bool Runner::run_compiled(const Region& region) {
   at::RecordFunction profiled(at::RecordScope::FUNCTION);
   if (C10_UNLIKELY(profiled.isActive())) {
     profiled.before("torch_tiny::" + region.name);
@@ -167,8 +172,18 @@ void Runner::run_compiled(const Region& region) {
   if (region.cuda != nullptr) {
     launch_kernels(region, buffers, scratch, host_);
   } else {
-    run_kernels(region, buffers, scratch);
+    if (!region.guard.empty()) {
+      bool holds = false;
+      buffers.push_back(&holds);
+      run_kernels(region, region.guard, buffers, scratch);
+      if (!holds) {
+        return false;
+      }
+    }
+    run_kernels(region, region.kernels, buffers, scratch);
+    copy_home(region, buffers, scratch);
   }
+  return true;
 }
 
 // Runs both ways from the same memory and compares everything that was written.
@@ -193,7 +208,9 @@ void Runner::validate(const Region& region) {
           {buffer.slot, buffer.dtype, made ? at::Tensor() : whole(buffer).clone(), {}});
     }
   }
-  run_compiled(region);
+  if (!run_compiled(region)) {
+    return run_calls(region);
+  }
   size_t next = 0;
   for (const auto& buffer : region.buffers) {
     if (buffer.is_slot && buffer.is_written) {

@@ -37,7 +37,8 @@ class Runner {
   void run_one(const Call& call);
   void run_call(const Call& call);
   void run_region(Region& region);
-  void run_compiled(const Region& region);
+  bool run_compiled(const Region& region);
+  void run_calls(const Region& region);
   void validate(const Region& region);
   void release(uint32_t slot);
   bool has_failed(const Region& region) const;

@@ -18,12 +18,18 @@ MIN_ROWS = 8
 MAX_BUFFERS = 24
 
 
-def fuse(nests: Sequence[Nest], kept: set[int], stack_bytes: int = MAX_STACK_BYTES) -> list[UOp]:
-    """SINKs of fused kernels, in order. kept: slots of buffers that exist outside of the region.
+@dataclass(frozen=True)
+class Limits:
+    """What a machine can make use of."""
 
-    stack_bytes: how much of a row may be kept beside its kernel.
-    """
-    groups = _group(nests)
+    stack_bytes: int = MAX_STACK_BYTES  # of a row, kept beside its kernel
+    few_rows: int = 0  # if there are fewer, rows must not be longer than
+    short_row: int = 0
+
+
+def fuse(nests: Sequence[Nest], kept: set[int], limits: Limits = Limits()) -> list[UOp]:  # noqa: B008
+    """SINKs of fused kernels, in order. kept: slots of buffers that exist outside of the region."""
+    groups = _group(nests, limits)
     readers: dict[UOp, set[int]] = {}
     for number, group in enumerate(groups):
         for nest in group.nests:
@@ -37,7 +43,7 @@ def fuse(nests: Sequence[Nest], kept: set[int], stack_bytes: int = MAX_STACK_BYT
             if nest.target.arg.slot not in kept and readers.get(nest.target, set()) <= {number}
         }
         alone = len(group.nests) == 1
-        sinks.append(group.nests[0].sink() if alone else _build(group, inside, stack_bytes))
+        sinks.append(group.nests[0].sink() if alone else _build(group, inside, limits.stack_bytes))
     return sinks
 
 
@@ -79,13 +85,13 @@ class _Group:
         self.buffers |= {nest.target, *(u.src[0] for u in nest.loads)}
 
 
-def _group(nests: Sequence[Nest]) -> list[_Group]:
+def _group(nests: Sequence[Nest], limits: Limits) -> list[_Group]:
     groups: list[_Group] = []
     where: dict[UOp, int] = {}  # target -> its group
     for nest in nests:
         earliest = max((where.get(u.src[0], 0) for u in nest.loads), default=0)
         for number in range(len(groups) - 1, earliest - 1, -1):
-            rows = _common_rows(groups[number], nest)
+            rows = _common_rows(groups[number], nest, limits)
             if rows:
                 groups[number].add(nest, rows)
                 where[nest.target] = number
@@ -97,7 +103,7 @@ def _group(nests: Sequence[Nest]) -> list[_Group]:
     return groups
 
 
-def _common_rows(group: _Group, nest: Nest) -> int:
+def _common_rows(group: _Group, nest: Nest, limits: Limits) -> int:
     """The finest rows that the group and the nest can share; 0 if they should not."""
     theirs, read = group.buffers, {u.src[0] for u in nest.loads}
     if not theirs & read or len(theirs | read) >= MAX_BUFFERS:
@@ -106,6 +112,8 @@ def _common_rows(group: _Group, nest: Nest) -> int:
     for rows in sorted(common, reverse=True):
         widest = max(n.size // rows for n in (*group.nests, nest))
         if rows < MIN_ROWS or widest > MAX_ROW_ELEMENTS:
+            return 0
+        if rows < limits.few_rows and widest > limits.short_row:
             return 0
         if _keeps_columns((*group.nests, nest), rows) and _share(group.nests, nest, rows):
             return rows

@@ -16,6 +16,7 @@ from torch_tiny.engine.codegen import VARIANTS, Program, compile_shared_object, 
 from torch_tiny.graph import Group, Values, group, values
 from torch_tiny.lower import has_lowering, is_heavy
 from torch_tiny.trace import SCALAR_TYPE_NUMBERS, Call, Tensor, Trace, read_trace
+from torch_tiny.uops import dtypes
 
 # Trying loop shapes must not take the machine's memory, nor long.
 _MOST_BYTES_TRIED = 256 << 20
@@ -62,6 +63,8 @@ class _Candidate:
 
     values: Values
     variants: list[Program]
+    guard: Program | None
+    """Tells whether the region may run: one bool into the buffer after the last."""
     chosen: int = 0
 
     @property
@@ -99,6 +102,9 @@ class _Compiler:
             for i, candidate in enumerate(self.unique)
             for k, program in enumerate(candidate.variants)
         }
+        for i, candidate in enumerate(self.unique):
+            if candidate.guard is not None:
+                programs[f"{g_name(i)}g"] = candidate.guard
         compile_shared_object(_one_file(programs), library)
         loaded = ctypes.CDLL(str(library))
         for i, candidate in enumerate(self.unique):
@@ -126,16 +132,12 @@ class _Compiler:
                 for i, buffer in enumerate(own.buffers)
             ],
             "made": own.made,
-            "kernels": [
-                {
-                    "name": f"{prefix}_{kernel.name}",
-                    "buffers": kernel.buffers,
-                    "parallel": kernel.parallel,
-                    "work": kernel.work,
-                }
-                for kernel in program.kernels
+            "kernels": _kernels(program, prefix),
+            "guard": _guard_kernels(candidate.guard, f"{g_name(number)}g", program),
+            "temporaries": [
+                *program.temporaries,
+                *(() if candidate.guard is None else candidate.guard.temporaries),
             ],
-            "temporaries": program.temporaries,
             "copies": [
                 (temporary, buffer, own.buffers[buffer].size * own.buffers[buffer].dtype.itemsize)
                 for temporary, buffer in program.copies
@@ -166,7 +168,8 @@ class _Compiler:
             own = values(self._trace, one.calls, needed_after)
             key = _key(self._trace, one.calls, needed_after)
             if key not in self._by_key:
-                self.unique.append(_Candidate(own, list(_variants(own, self._everything))))
+                variants = list(_variants(own, self._everything))
+                self.unique.append(_Candidate(own, variants, _guard(own)))
                 self._by_key[key] = len(self.unique) - 1
             self._of_group[one.calls[0].number] = (self._by_key[key], own)
         except Exception as error:  # a bug in a lowering or in tinygrad costs speed, nothing else
@@ -185,6 +188,36 @@ class _Compiler:
         except Exception:
             return False
         return True
+
+
+def _guard(own: Values) -> Program | None:
+    if own.guard is None:
+        return None
+    flag = (dtypes.bool, 1)
+    return generate([*own.typed(), flag], {len(own.buffers): own.guard.reshape((1,))})
+
+
+def _kernels(program: Program, prefix: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": f"{prefix}_{kernel.name}",
+            "buffers": kernel.buffers,
+            "parallel": kernel.parallel,
+            "work": kernel.work,
+        }
+        for kernel in program.kernels
+    ]
+
+
+def _guard_kernels(guard: Program | None, prefix: str, beside: Program) -> list[dict[str, Any]]:
+    """Its temporaries come after those of the region's own program."""
+    if guard is None:
+        return []
+    shift = len(beside.temporaries)
+    kernels = _kernels(guard, prefix)
+    for kernel in kernels:
+        kernel["buffers"] = [b if b >= 0 else b - shift for b in kernel["buffers"]]
+    return kernels
 
 
 def _variants(own: Values, everything: bool) -> Iterator[Program]:

@@ -11,20 +11,31 @@ from dataclasses import dataclass, field
 from torch_tiny.engine import cuda_renderer
 from torch_tiny.engine.c_renderer import c_name
 from torch_tiny.engine.codegen import SETTINGS, renumbered, scheduled
-from torch_tiny.engine.codegen_fuse import fuse
+from torch_tiny.engine.codegen_fuse import Limits, fuse
 from torch_tiny.engine.codegen_loops import cut_reductions
-from torch_tiny.engine.codegen_nest import Nest, extent
+from torch_tiny.engine.codegen_nest import Nest
 from torch_tiny.engine.cuda_compile import compile, why_no_compiler  # noqa: A004
 from torch_tiny.engine.cuda_shape import WARP, CannotShapeError, Launch, Shape
-from torch_tiny.uops import AddrSpace, Context, DType, Ops, Target, UOp, lower_kernel
+from torch_tiny.uops import (
+    AddrSpace,
+    Context,
+    DType,
+    Ops,
+    Target,
+    UOp,
+    lower_kernel,
+    native_half_casts,
+)
 
 __all__ = ["VARIANTS", "CudaKernel", "CudaProgram", "compile", "generate", "why_no_compiler"]
 
 # fused: kernels are fused over rows. separate: kernels as scheduled.
 VARIANTS = ("fused", "separate")
 
-SHARED_BYTES = 40 << 10  # of a row: a kernel has 48 KB unless it asks for more
 FEW_BLOCKS, ENOUGH_BLOCKS = 64, 528  # a GPU has some 100 multiprocessors
+# A kernel has 48 KB of shared memory unless it asks for more. A block per row, where there are a
+# few long rows, leaves most of the GPU idle.
+LIMITS = Limits(stack_bytes=40 << 10, few_rows=FEW_BLOCKS, short_row=1 << 13)
 MOST_PIECES = 1024
 PARAMETER_BYTES = 4000  # of a kernel, 8 for each
 
@@ -66,13 +77,9 @@ def generate(
     with Context(**SETTINGS):  # type: ignore[no-untyped-call]
         nests, arguments = scheduled(buffers, outputs, store_costly=False)
         cut = [n for nest in nests for n in cut_reductions(nest, arguments.temporary, _pieces)]
-        separate = [n.sink() for n in cut]
-        bodies = _lower(separate)
-        if variant == "fused":
-            sinks = fuse(cut, arguments.kept(), SHARED_BYTES)
-            if len(sinks) < len(separate) and not any(_is_too_narrow(s) for s in sinks):
-                with suppress(CannotShapeError):
-                    bodies = _lower(sinks)
+        bodies = _fused(cut, arguments.kept()) if variant == "fused" else None
+        if bodies is None:
+            bodies = _lower([n.sink() for n in cut])
     home, temporaries, copies = _homes(len(buffers), bodies, arguments.numbers)
     kernels = _merged([_Use(body, body.places(home)) for body in bodies], scalars)
     unique = {k.name: k.source for k in kernels}
@@ -81,6 +88,13 @@ def generate(
 
 
 # --- kernels as linear UOps ---
+
+
+def _fused(nests: Sequence[Nest], kept: set[int]) -> "list[_Body] | None":
+    """None where threads cannot share the fused loops."""
+    with suppress(CannotShapeError):
+        return _lower(fuse(nests, kept, LIMITS))
+    return None
 
 
 @dataclass(frozen=True)
@@ -121,7 +135,7 @@ def _lower(sinks: Sequence[UOp]) -> list[_Body]:
         plain, slots = renumbered(sink)
         if plain not in lowered:
             shape = Shape()
-            uops = tuple(lower_kernel(plain, target, shape))
+            uops = tuple(lower_kernel(plain, target, shape, native_half_casts))
             lowered[plain] = (uops, shape.launch)
         bodies.append(_Body(*lowered[plain], slots, *_accesses(plain)))
     return bodies
@@ -146,17 +160,6 @@ def _pieces(nest: Nest, length: int) -> int:
     if blocks >= FEW_BLOCKS:
         return 1
     return max(1, min(MOST_PIECES, ENOUGH_BLOCKS // blocks, length // least))
-
-
-def _is_too_narrow(sink: UOp) -> bool:
-    """A block per row, where there are a few long rows, leaves most of the GPU idle."""
-    end = sink.src[0]
-    ends = [u for u in sink.toposort() if u.op is Ops.END]
-    if len(ends) < 2:
-        return False
-    rows = max(extent(r) for r in end.src[1:])
-    longest = max(extent(r) for u in ends if u is not end for r in u.src[1:])
-    return rows < FEW_BLOCKS and longest > 1 << 13
 
 
 # --- memory ---

@@ -20,6 +20,8 @@ from torch_tiny.uops import AddrSpace, DType, Ops, UOp, called_name, dtypes
 
 UNROLLED_TRIPS = 16
 
+_HALVES = {dtypes.float16: "half", dtypes.bfloat16: "bfloat16"}
+
 _COMPARISONS = """
 __device__ inline {t} tt_maximum{f}({t} a, {t} b) {{ return (a < b) | (b != b) ? b : a; }}
 __device__ inline {t} tt_minimum{f}({t} a, {t} b) {{ return (b < a) | (b != b) ? b : a; }}
@@ -52,6 +54,19 @@ __device__ inline uint16_t tt_to_half(float value) {
   uint16_t half;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
   return half;
+}
+__device__ inline float tt_from_bfloat16(uint16_t half) {
+  return tt_bits<float>((uint32_t)half << 16);
+}
+__device__ inline uint16_t tt_to_bfloat16(float value) {
+#if __CUDA_ARCH__ >= 800
+  uint16_t half;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(value));
+  return half;
+#else
+  uint32_t bits = tt_bits<uint32_t>(value);
+  return value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+#endif
 }
 __device__ inline float tt_expf(float x) { return expf(x); }
 struct tt_ADD { template <class T> __device__ T operator()(T a, T b) const { return a + b; } };
@@ -349,10 +364,10 @@ def _expression(f: _Function, u: UOp) -> str:
         return c_math.expression(name, u.dtype, source).replace("__builtin_", "")
     wraps = u.op in WRAPPING and u.dtype in UNSIGNED and u in f.from_memory
     match u.op:
-        case Ops.CAST if u.dtype == dtypes.float16:
-            return f"tt_to_half({source[0]})"
-        case Ops.CAST if u.src[0].dtype == dtypes.float16:
-            return f"({kind})tt_from_half({source[0]})"
+        case Ops.CAST if u.dtype in _HALVES:
+            return f"tt_to_{_HALVES[u.dtype]}({source[0]})"
+        case Ops.CAST if u.src[0].dtype in _HALVES:
+            return f"({kind})tt_from_{_HALVES[u.src[0].dtype]}({source[0]})"
         case Ops.CAST:
             return f"({kind}){source[0]}"
         case Ops.BITCAST:

@@ -18,6 +18,7 @@ from torch_tiny.uops import (
     Ops,
     UOp,
     combined,
+    dtypes,
     simplified,
     sink_of,
     substituted,
@@ -31,7 +32,8 @@ WIDEST_LOAD = 16  # bytes
 CHUNKS_PER_THREAD = 4  # of a row, where there are rows enough to fill the GPU
 MANY_ROWS = 1024
 SHORT = 16  # a reduction of fewer elements is one thread's
-KEPT_BYTES = 192  # of a row, per thread, in registers
+KEPT_BYTES = 1 << 17  # of a row, in the registers of its threads
+MOST_KEPT_BYTES = 256  # by one of them
 
 # What the loops of a shaped kernel mean to the renderer:
 ACROSS, THREADS, LANES, WIDE = (
@@ -123,7 +125,7 @@ class Shape:
         for mine in shared.values():
             if mine not in scopes:
                 users = [x for x, own in shared.items() if own == mine]
-                width = min(_width(x, list(mine), 2) for x in users)
+                width = min(_width(x, list(mine), WARP) for x in users)
                 scopes[mine] = builder.scope(mine, width, THREADS)
         chunks = max(extent(s.steps) for s in scopes.values())
         each = CHUNKS_PER_THREAD if rows >= MANY_ROWS else 1
@@ -162,6 +164,15 @@ def _cooperative(end: UOp, loops: Iterable[UOp]) -> list[UOp]:
     """Reductions that happen once per row. Those inside of other loops are a thread's own."""
     around = set(loops)
     return [u for u in end.toposort() if u.op is Ops.REDUCE and set(u.ranges) <= around]
+
+
+def _combined(reduce: UOp, value: UOp, scope: "_Scope") -> UOp:
+    if reduce.dtype == dtypes.bool:  # which is too small a number to be shuffled
+        wide = reduce.replace(dtype=dtypes.int32)
+        numbers = value.cast(dtypes.int32)
+        return _combined(wide, numbers, scope).cast(dtypes.bool)
+    own = reduce.replace(src=(value, *scope.ranges()))
+    return combined(COMBINE + reduce.arg[0].name, own)
 
 
 def _power_of_two(n: int) -> int:
@@ -265,9 +276,7 @@ class _Builder:
             if u.op is Ops.INDEX and u.addrspace in _MEMORY and u not in targets:
                 moved = self._loaded(moved, lanes)
             elif u in scopes and u.op is Ops.REDUCE:
-                moved = u.replace(src=(new[u.src[0]], *scopes[u].ranges()))
-                if scopes[u].steps.arg[-1] is THREADS:
-                    moved = combined(COMBINE + u.arg[0].name, moved)
+                moved = _combined(u, new[u.src[0]], scopes[u])
             elif u in scopes:
                 moved = self._stored(new[u.src[0]], scopes[u])
             new[u] = moved
@@ -328,7 +337,8 @@ class _Builder:
 
     def _registers(self, count: int, like: UOp) -> UOp:
         slot = REGISTER_SLOTS + next(self.ids)
-        return UOp.placeholder((count,), like.dtype, slot, AddrSpace.REG)
+        registers: UOp = UOp.placeholder((count,), like.dtype, slot, AddrSpace.REG)
+        return registers
 
     # rows in registers
 
@@ -357,7 +367,7 @@ class _Builder:
                 entries = found.setdefault(key, [])
                 if (load, scope) not in entries:
                     entries.append((load, scope))
-        room = KEPT_BYTES
+        room = min(KEPT_BYTES // group, MOST_KEPT_BYTES)
         for key, entries in found.items():
             mine = {id(scope) for _, scope in entries}
             size = -(-extent(entries[0][1].steps) // group) * entries[0][1].width

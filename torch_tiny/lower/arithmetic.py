@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from torch_tiny.lower.conditions import require
 from torch_tiny.lower.promote import is_float
 from torch_tiny.lower.tools import full_like
 from torch_tiny.uops import UOp, call, dtypes
@@ -77,6 +78,7 @@ def _safe_divisor(b: UOp) -> UOp:
 
 
 def _int_divide(a: UOp, b: UOp, floor: bool) -> UOp:
+    require(b.ne(0))
     rounding: Literal["floor", "trunc"] = "floor" if floor else "trunc"
     if a.dtype == dtypes.uint8:
         return a.div(b.eq(0).where(full_like(b, 1), b), rounding_mode=rounding)
@@ -84,6 +86,7 @@ def _int_divide(a: UOp, b: UOp, floor: bool) -> UOp:
 
 
 def _int_remainder(a: UOp, b: UOp, floor: bool) -> UOp:
+    require(b.ne(0))
     safe = _safe_divisor(b) if a.dtype != dtypes.uint8 else b.eq(0).where(full_like(b, 1), b)
     return a - a.div(safe, rounding_mode="floor" if floor else "trunc") * safe
 

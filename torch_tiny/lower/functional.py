@@ -149,7 +149,8 @@ def _out(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
         other = _schema(f"{name}.{overload}".removesuffix(".default"))
         if other is None or any(a.is_out for a in other.arguments):
             continue
-        if [str(a.type) + a.name for a in other.arguments] == inputs:
+        own = [a for a in other.arguments if a.name not in _TENSOR_OPTIONS]
+        if [str(a.type) + a.name for a in own] == inputs:
             plan = _plan(f"{name}.{overload}".removesuffix(".default"))
             break
     else:
@@ -159,12 +160,19 @@ def _out(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
 
     def apply(bound: list[Any]) -> Results:
         given, outs = bound[:-count], bound[-count:]
-        results = plan.apply(given)
+        named = dict(zip((a.name for a in schema.arguments), given, strict=False))
+        named["dtype"] = named.get("dtype", outs[0].dtype)
+        full = [named.get(a.name) for a in plan.schema.arguments]
+        results = plan.apply(full)
         return tuple(
             None if r is None else cast(r, out.dtype) for r, out in zip(results, outs, strict=True)
         )
 
     return _Plan(schema, apply, plan.base)
+
+
+# Of a functional overload that makes a tensor: with out= they are the tensor's.
+_TENSOR_OPTIONS = {"dtype", "layout", "device", "pin_memory"}
 
 
 def _foreach(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:

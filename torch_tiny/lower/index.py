@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_tiny.lower.arithmetic import maximum, minimum
+from torch_tiny.lower.conditions import require_index
 from torch_tiny.lower.promote import (
     NoLowering,
     Number,
@@ -31,6 +32,7 @@ from torch_tiny.views import int_shape
 def take(x: UOp, dim: int, index: UOp) -> UOp:
     """Elements of a dimension by a 1-d index: x.index_select(dim, index)."""
     shape, n = int_shape(x), int_shape(index)[0]
+    require_index(index, shape[dim])
     if 0 in (*shape, n):
         return full((*shape[:dim], n, *shape[dim + 1 :]), 0, x.dtype)
     trailing = (1,) * (len(shape) - dim - 1)
@@ -41,6 +43,7 @@ def take(x: UOp, dim: int, index: UOp) -> UOp:
 
 def place(values: UOp, dim: int, index: UOp, size: int) -> UOp:
     """The adjoint of `take`: the sum of the values whose index is each position."""
+    require_index(index, size)
     shape = int_shape(values)
     if 0 in shape:
         return full((*shape[:dim], size, *shape[dim + 1 :]), 0, values.dtype)
@@ -56,6 +59,7 @@ def gather(x: UOp, dim: int, index: UOp, _sparse: bool = False) -> UOp:
     dim, shape = wrap_dim(dim, x.ndim), int_shape(index)
     if 0 in shape:
         return full(shape, 0, x.dtype)
+    require_index(index, int_shape(x)[dim])
     x = x.shrink(tuple(None if d == dim else (0, n) for d, n in enumerate(shape)))
     size = int_shape(x)[dim]
     trailing = (1,) * (x.ndim - dim - 1)
@@ -114,6 +118,7 @@ def _indexed(x: UOp, indices: Sequence[UOp | None]) -> tuple[UOp, list[int], UOp
     adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
     flat: UOp | None = None
     for d, index in found:
+        require_index(index, shape[d], from_end=True)
         step = _not_negative(index.cast(dtypes.int64), shape[d])
         flat = step if flat is None else flat * shape[d] + step
     assert flat is not None
@@ -139,6 +144,7 @@ def _accumulated(x: UOp, index: UOp, values: UOp) -> UOp:
 def _stored(x: UOp, index: UOp, values: UOp) -> UOp:
     """Rows of x replaced; where an index repeats the last one stays, as on the CPU."""
     n, m = int_shape(x)[0], int_shape(index)[0]
+    require_index(index, n)
     if 0 in (n, m):
         return x
     hit = index.reshape((1, m)).eq(arange(n).reshape((n, 1)).cast(index.dtype))
@@ -197,6 +203,7 @@ def _scattered(x: UOp, dim: int, index: UOp, source: Operand) -> tuple[UOp, UOp,
     values = values.expand(part) if values.ndim == 0 else values
     values = values.shrink(tuple((0, n) for n in part))
     index, size = index.unsqueeze(dim), shape[dim]
+    require_index(index, size)
     here = arange(size).reshape((size, 1, *(1,) * (x.ndim - dim - 1)))
     hit = index.eq(here.cast(index.dtype))
     grown = [
@@ -299,6 +306,7 @@ def _as_1d(x: UOp) -> UOp:
 
 def _not_negative(index: UOp, size: int) -> UOp:
     """For the operators that count negative indices from the end; to others they are errors."""
+    require_index(index, size, from_end=True)
     return index if index.dtype == dtypes.uint8 else (index < 0).where(index + size, index)
 
 

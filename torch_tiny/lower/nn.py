@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from torch_tiny.lower.arithmetic import absolute, exp, less_equal, log, maximum, minimum, sigmoid
+from torch_tiny.lower.conditions import require
 from torch_tiny.lower.index import gather, take
 from torch_tiny.lower.promote import Number, as_uop, cast, elementwise, math_dtype
 from torch_tiny.lower.reduce import amax
@@ -310,6 +311,7 @@ def _huber_slope(x: UOp, y: UOp, delta: UOp) -> UOp:
 
 def _bce(x: UOp, target: UOp, weight: UOp | None, reduction: int) -> UOp:
     p, y = to_math(x), to_math(target)
+    require((p >= 0.0) & (p <= 1.0))
     floor = full_like(p, -100.0)
     loss = (y - 1.0) * maximum(call("log1p", -p), floor) - y * maximum(log(p), floor)
     return _reduced(loss if weight is None else loss * to_math(weight), reduction, x.dtype)

@@ -1,0 +1,45 @@
+"""What must hold of the data for an operator not to raise, noted while it is lowered.
+
+A region whose conditions do not hold is run by PyTorch's own operators, which raise as they do.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch_tiny.uops import UOp, dtypes
+
+_noted: list[UOp] | None = None
+
+
+def require(condition: UOp) -> None:
+    """Note that all elements of `condition` must be true."""
+    if _noted is not None:
+        _noted.append(condition)
+
+
+def require_index(index: UOp, size: int, *, from_end: bool = False) -> None:
+    """Note that indices must be in range; counting from the end may be allowed."""
+    if index.dtype != dtypes.bool and 0 not in index.shape:
+        low = index.const_like(-size if from_end else 0)
+        require((index >= low) & (index < index.const_like(size)))
+
+
+@contextmanager
+def noted() -> Iterator[list[UOp]]:
+    """The conditions of everything that is lowered inside."""
+    global _noted
+    before, _noted = _noted, []
+    try:
+        yield _noted
+    finally:
+        _noted = before
+
+
+def all_hold(conditions: list[UOp]) -> UOp | None:
+    """One bool for all conditions; None if there are none."""
+    result = None
+    for condition in dict.fromkeys(conditions):
+        # A minimum over integers is an all() that the compiler vectorizes.
+        holds = condition.cast(dtypes.int32).reshape((-1,)).prod(0)
+        result = holds if result is None else result * holds
+    return None if result is None else result.reshape(()).ne(0)
