@@ -48,6 +48,8 @@ class Values:
     """Slots that come to exist in the region and are needed after it."""
     guard: UOp | None = None
     """What must hold for no call to raise, as one bool; None if nothing has to."""
+    guarded: list[Call] = field(default_factory=list)
+    """The calls that it is about."""
 
     def typed(self) -> list[tuple[DType, int]]:
         return [(DTYPES[buffer.dtype], buffer.size) for buffer in self.buffers]
@@ -168,9 +170,14 @@ class _Evaluation:
         }
 
     def run(self, needed_after: set[int]) -> Values:
-        with noted() as conditions:
-            for call in self._calls:
+        conditions: list[UOp] = []
+        guarded: list[Call] = []
+        for call in self._calls:
+            with noted() as found:
                 self._apply(call)
+            from_data = [one for one in found if any(u.op is Ops.PARAM for u in one.toposort())]
+            conditions += from_data
+            guarded += [call] if from_data else []
         outputs: dict[int, UOp] = {}
         made: list[int] = []
         for slot, value in self._current.items():
@@ -181,8 +188,7 @@ class _Evaluation:
             elif value is self._first[slot]:
                 continue
             outputs[self._buffer_of(slot)] = value
-        from_data = [one for one in conditions if any(u.op is Ops.PARAM for u in one.toposort())]
-        return Values(self._buffers, outputs, made, all_hold(from_data))
+        return Values(self._buffers, outputs, made, all_hold(conditions), guarded)
 
     def _apply(self, call: Call) -> None:
         results = lower(call.op, [self._argument(call, arg) for arg in call.args], {})

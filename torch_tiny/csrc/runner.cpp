@@ -41,6 +41,16 @@ void add_context(c10::Error& error, const Operator& op, const std::string& place
   error.add_context("raised by " + op.name + ", recorded at " + place);
 }
 
+// Kernels on a GPU read 16 bytes at once; memory that came from outside may lie anywhere.
+bool are_aligned(const Region& region, c10::ArrayRef<void*> buffers) {
+  for (size_t i = 0; i < region.buffers.size(); ++i) {
+    if (region.buffers[i].is_slot && reinterpret_cast<uintptr_t>(buffers[i]) % 16 != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
 double now() {
   const auto time = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration<double>(time).count();
@@ -170,6 +180,9 @@ bool Runner::run_compiled(const Region& region) {
   }
   auto* scratch = arena ? static_cast<char*>(arena->mutable_data()) : nullptr;
   if (region.cuda != nullptr) {
+    if (!are_aligned(region, buffers)) {
+      return false;
+    }
     launch_kernels(region, buffers, scratch, host_);
   } else {
     if (!region.guard.empty()) {

@@ -78,12 +78,12 @@ class PlanFiles:
             total -= size
 
 
-def key_of(trace: str, everything: bool, threads: int) -> str:
+def key_of(trace: str, everything: bool, target: str, threads: int) -> str:
     """Names what a plan depends on: the trace, our code, the versions and the processor.
 
     What is faster depends on the number of threads as well.
     """
-    parts = (trace, str(everything), str(threads), _code_version(), _processor())
+    parts = (trace, str(everything), target, str(threads), _code_version(), _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

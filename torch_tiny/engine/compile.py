@@ -1,26 +1,16 @@
 """From the text of a trace to a plan: steps, regions and one shared object with their kernels."""
 
-import ctypes
 import json
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from torch_tiny.engine import c_math
-from torch_tiny.engine.codegen import VARIANTS, Program, compile_shared_object, generate
+from torch_tiny.engine.target import Program, Target, target_of
 from torch_tiny.graph import Group, Values, group, values
 from torch_tiny.lower import has_lowering, is_heavy
 from torch_tiny.trace import SCALAR_TYPE_NUMBERS, Call, Tensor, Trace, read_trace
-from torch_tiny.uops import dtypes
-
-# Trying loop shapes must not take the machine's memory, nor long.
-_MOST_BYTES_TRIED = 256 << 20
-_TRIES = 5
 
 
 @dataclass
@@ -36,13 +26,13 @@ class Plan:
     """The C of each program; a region names its own."""
 
 
-def compile_trace(text: str, library: Path, everything: bool = False) -> Plan:
+def compile_trace(text: str, library: Path, everything: bool = False, target: str = "cpu") -> Plan:
     """Compile the regions of a trace into `library`, which is not made if there is none.
 
     everything: also what PyTorch's own kernels do better, such as matrix products.
     """
     trace = read_trace(text)
-    compiler = _Compiler(trace, everything)
+    compiler = _Compiler(trace, everything, target_of(target))
     groups = compiler.groups()
     compiler.choose_variants(library)
     return Plan(
@@ -73,8 +63,9 @@ class _Candidate:
 
 
 class _Compiler:
-    def __init__(self, trace: Trace, everything: bool) -> None:
+    def __init__(self, trace: Trace, everything: bool, target: Target) -> None:
         self._trace = trace
+        self._target = target
         self._everything = everything
         self.not_lowered: dict[str, str] = {}
         self._refused: set[int] = set()
@@ -105,11 +96,11 @@ class _Compiler:
         for i, candidate in enumerate(self.unique):
             if candidate.guard is not None:
                 programs[f"{g_name(i)}g"] = candidate.guard
-        compile_shared_object(_one_file(programs), library)
-        loaded = ctypes.CDLL(str(library))
+        self._target.build(programs, library)
         for i, candidate in enumerate(self.unique):
             if len(candidate.variants) > 1:
-                times = _time_variants(loaded, candidate, g_name(i))
+                buffers = candidate.values.buffers
+                times = self._target.times(library, g_name(i), candidate.variants, buffers)
                 candidate.chosen = times.index(min(times))
 
     def region(self, one: Group) -> dict[str, Any]:
@@ -132,8 +123,8 @@ class _Compiler:
                 for i, buffer in enumerate(own.buffers)
             ],
             "made": own.made,
-            "kernels": _kernels(program, prefix),
-            "guard": _guard_kernels(candidate.guard, f"{g_name(number)}g", program),
+            "kernels": self._target.kernels(program, prefix),
+            "guard": self._guard_kernels(candidate, f"{g_name(number)}g"),
             "temporaries": [
                 *program.temporaries,
                 *(() if candidate.guard is None else candidate.guard.temporaries),
@@ -166,14 +157,42 @@ class _Compiler:
     def _evaluate(self, one: Group, needed_after: set[int]) -> None:
         try:
             own = values(self._trace, one.calls, needed_after)
+            if own.guarded and not self._target.can_check:
+                for call in own.guarded:
+                    self._refuse(call, "PyTorch's own kernel checks the data")
+                return
             key = _key(self._trace, one.calls, needed_after)
             if key not in self._by_key:
-                variants = list(_variants(own, self._everything))
-                self.unique.append(_Candidate(own, variants, _guard(own)))
+                self.unique.append(_Candidate(own, list(self._variants(own)), self._guard(own)))
                 self._by_key[key] = len(self.unique) - 1
             self._of_group[one.calls[0].number] = (self._by_key[key], own)
         except Exception as error:  # a bug in a lowering or in tinygrad costs speed, nothing else
             self._blame(one, f"{type(error).__name__}: {error}")
+
+    def _variants(self, own: Values) -> Iterator[Program]:
+        """Programs that differ; the first one alone where time matters more than speed."""
+        seen: set[str] = set()
+        for variant in self._target.variants[: 1 if self._everything else None]:
+            program = self._target.generate(own, own.outputs, variant)
+            if program.source not in seen:
+                seen.add(program.source)
+                yield program
+
+    def _guard(self, own: Values) -> Program | None:
+        if own.guard is None:
+            return None
+        outputs = {len(own.buffers): own.guard.reshape((1,))}
+        return self._target.generate(own, outputs, self._target.variants[0])
+
+    def _guard_kernels(self, candidate: _Candidate, prefix: str) -> list[dict[str, Any]]:
+        """Its temporaries come after those of the region's own program."""
+        if candidate.guard is None:
+            return []
+        shift = len(candidate.program.temporaries)
+        kernels = self._target.kernels(candidate.guard, prefix)
+        for kernel in kernels:
+            kernel["buffers"] = [b if b >= 0 else b - shift for b in kernel["buffers"]]
+        return kernels
 
     def _blame(self, one: Group, why: str) -> None:
         """Find the calls that cannot be compiled even alone; all of them if there are none."""
@@ -184,50 +203,10 @@ class _Compiler:
     def _compiles(self, call: Call) -> bool:
         try:
             own = values(self._trace, [call], call.writes)
-            generate(own.typed(), own.outputs)
+            self._target.generate(own, own.outputs, self._target.variants[0])
         except Exception:
             return False
         return True
-
-
-def _guard(own: Values) -> Program | None:
-    if own.guard is None:
-        return None
-    flag = (dtypes.bool, 1)
-    return generate([*own.typed(), flag], {len(own.buffers): own.guard.reshape((1,))})
-
-
-def _kernels(program: Program, prefix: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": f"{prefix}_{kernel.name}",
-            "buffers": kernel.buffers,
-            "parallel": kernel.parallel,
-            "work": kernel.work,
-        }
-        for kernel in program.kernels
-    ]
-
-
-def _guard_kernels(guard: Program | None, prefix: str, beside: Program) -> list[dict[str, Any]]:
-    """Its temporaries come after those of the region's own program."""
-    if guard is None:
-        return []
-    shift = len(beside.temporaries)
-    kernels = _kernels(guard, prefix)
-    for kernel in kernels:
-        kernel["buffers"] = [b if b >= 0 else b - shift for b in kernel["buffers"]]
-    return kernels
-
-
-def _variants(own: Values, everything: bool) -> Iterator[Program]:
-    """Programs that differ; the first one alone where time matters more than speed."""
-    seen: set[str] = set()
-    for variant in VARIANTS[:1] if everything else VARIANTS:
-        program = generate(own.typed(), own.outputs, variant)
-        if program.source not in seen:
-            seen.add(program.source)
-            yield program
 
 
 def _steps(trace: Trace, groups: list[Group]) -> list[tuple[int, int, list[int]]]:
@@ -291,45 +270,3 @@ def _key(trace: Trace, calls: list[Call], needed_after: set[int]) -> str:
 def _own_source(program: Program) -> str:
     """The C of a program without what all programs share."""
     return "\n".join({kernel.name: kernel.source for kernel in program.kernels}.values())
-
-
-def _one_file(programs: dict[str, Program]) -> str:
-    """The C of several programs, each with a prefix to the names of its kernels."""
-    prototypes: set[str] = set()
-    kernels = []
-    for prefix, program in programs.items():
-        prototypes.update(program.source.partition(c_math.HELPERS)[0].splitlines())
-        # Kernels that are the same function have the same name.
-        for kernel in {kernel.name: kernel for kernel in program.kernels}.values():
-            kernels.append(
-                re.sub(rf"\b({kernel.name}(_body)?)(?=\()", rf"{prefix}_\1", kernel.source)
-            )
-    return "\n".join((*sorted(prototypes), c_math.HELPERS, *kernels))
-
-
-def _time_variants(library: ctypes.CDLL, candidate: _Candidate, name: str) -> list[float]:
-    """Seconds of each variant on made-up data; the first counts where trying would cost much."""
-    buffers = candidate.values.buffers
-    total = sum(buffer.size * buffer.dtype.itemsize for buffer in buffers)
-    if total > _MOST_BYTES_TRIED:
-        return [0.0, *(1.0 for _ in candidate.variants[1:])]
-    arrays = [_sample(buffer.size, buffer.dtype.itemsize) for buffer in buffers]
-    times = []
-    for k, program in enumerate(candidate.variants):
-        scratch = [np.zeros(max(size, 64), np.uint8) for size in program.temporaries]
-        shortest = float("inf")
-        for _ in range(_TRIES):
-            begin = time.perf_counter()
-            for kernel in program.kernels:
-                pointers = [arrays[b] if b >= 0 else scratch[-1 - b] for b in kernel.buffers]
-                table = (ctypes.c_void_p * len(pointers))(*(a.ctypes.data for a in pointers))
-                function = getattr(library, f"{name}v{k}_{kernel.name}")
-                function(table, ctypes.c_int64(0), ctypes.c_int64(kernel.parallel))
-            shortest = min(shortest, time.perf_counter() - begin)
-        times.append(shortest)
-    return times
-
-
-def _sample(size: int, itemsize: int) -> "np.ndarray[Any, Any]":
-    """Zeros are valid as any type, also as an index."""
-    return np.zeros(size * itemsize, np.uint8)

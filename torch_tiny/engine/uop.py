@@ -105,14 +105,15 @@ class Engine:
         return ""
 
     def _compile(self, device: int, plan: int, trace: str, everything: bool) -> dict[str, Any]:
-        key = key_of(trace, everything, torch.get_num_threads())
+        target = _target(device)
+        key = key_of(trace, everything, target, torch.get_num_threads())
         found = None if self._files is None else self._files.load(key)
         made: dict[str, Any]
         if found is not None:
             made, library = found
             self.counts.cache_hits += 1
         else:
-            made, library = self._made(trace, everything)
+            made, library = self._made(trace, everything, target)
             if self._files is not None:
                 self._files.store(key, made, library)
         self.counts.not_lowered.update(made["not_lowered"])
@@ -122,12 +123,12 @@ class Engine:
                 self._undecided[device, plan] = (key, made, library)
         return made
 
-    def _made(self, trace: str, everything: bool) -> tuple[dict[str, Any], bytes]:
+    def _made(self, trace: str, everything: bool, target: str) -> tuple[dict[str, Any], bytes]:
         path = Path(self._folder.name) / "library.so"
         path.unlink(missing_ok=True)
         begin = time.monotonic()
         try:
-            made = self._worker.compile(trace, path, everything)
+            made = self._worker.compile(trace, path, everything, target)
             self.counts.compiles += 1
         except WorkerError as error:
             self.counts.failures += 1
@@ -157,6 +158,15 @@ class Engine:
                     for region, engine in zip(made["regions"], engines, strict=True):
                         region["engine"] = engine
                     self._files.store(key, made, library)
+
+
+def _target(device: int) -> str:
+    """What to compile for on tiny:device."""
+    host = torch.device(_C.device_host(device))
+    if host.type == "cpu":
+        return "cpu"
+    major, minor = torch.cuda.get_device_capability(host)
+    return f"sm_{major}{minor}"
 
 
 engine: Engine | None = None

@@ -27,11 +27,11 @@ class Worker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def compile(self, trace: str, library: Path, everything: bool) -> dict[str, Any]:
+    def compile(self, trace: str, library: Path, everything: bool, target: str) -> dict[str, Any]:
         """Have a trace compiled into `library`; the plan. Raises WorkerError."""
         process = self._started()
         assert process.stdin is not None
-        job = {"trace": trace, "library": str(library), "everything": everything}
+        job = {"trace": trace, "library": str(library), "everything": everything, "target": target}
         try:
             process.stdin.write(json.dumps(job).encode() + b"\n")
             process.stdin.flush()
@@ -93,7 +93,8 @@ def main() -> None:
     for line in sys.stdin:
         job = json.loads(line)
         try:
-            plan = compile_trace(job["trace"], Path(job["library"]), job["everything"])
+            library = Path(job["library"])
+            plan = compile_trace(job["trace"], library, job["everything"], job["target"])
             answer: dict[str, Any] = {"plan": vars(plan)}
         except Exception as error:  # one trace's trouble is not the next one's
             answer = {"error": f"{type(error).__name__}: {error}"}

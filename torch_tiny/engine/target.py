@@ -1,0 +1,154 @@
+"""What a plan is compiled for: C on cpu memory, CUDA on a GPU. A target is a class here."""
+
+import ctypes
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from torch_tiny.engine import c_math, codegen, cuda, cuda_renderer
+from torch_tiny.graph import Buffer, Values
+from torch_tiny.uops import UOp
+
+# Trying loop shapes must not take the machine's memory, nor long.
+_MOST_BYTES_TRIED = 256 << 20
+_TRIES = 5
+
+Program = codegen.Program | cuda.CudaProgram
+
+
+class Target(Protocol):
+    variants: tuple[str, ...]
+    """Ways to write a region, the likely best first."""
+    can_check: bool
+    """Whether a region can look at its data before it runs."""
+
+    def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> Program:
+        """Code for the outputs of a region; a buffer after the last may be an output too."""
+
+    def build(self, programs: Mapping[str, Program], library: Path) -> None:
+        """Compile programs into one file; kernels get the name of their program as a prefix."""
+
+    def times(
+        self, library: Path, name: str, tried: Sequence[Program], buffers: list[Buffer], /
+    ) -> list[float]:
+        """Seconds of programs that do the same, or guesses."""
+
+    def kernels(self, program: Program, prefix: str) -> list[dict[str, Any]]:
+        """The kernels of a program as the core is told of them."""
+
+
+def target_of(name: str) -> Target:
+    """ "cpu", or "sm_90" and the like."""
+    return Cpu() if name == "cpu" else Cuda(name)
+
+
+class Cpu:
+    variants: tuple[str, ...] = codegen.VARIANTS
+    can_check = True
+
+    def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> Program:
+        buffers = own.typed()
+        extra = [(value.dtype, 1) for i, value in outputs.items() if i == len(buffers)]
+        return codegen.generate([*buffers, *extra], outputs, variant)
+
+    def build(self, programs: Mapping[str, Program], library: Path) -> None:
+        prototypes: set[str] = set()
+        for program in programs.values():
+            prototypes.update(program.source.partition(c_math.HELPERS)[0].splitlines())
+        text = "\n".join((*sorted(prototypes), c_math.HELPERS, *_prefixed(programs)))
+        codegen.compile_shared_object(text, library)
+
+    def times(
+        self, library: Path, name: str, tried: Sequence[Program], buffers: list[Buffer]
+    ) -> list[float]:
+        """On made-up data; zeros are valid as any type, also as an index."""
+        total = sum(buffer.size * buffer.dtype.itemsize for buffer in buffers)
+        if total > _MOST_BYTES_TRIED:
+            return [0.0, *(1.0 for _ in tried[1:])]
+        loaded = ctypes.CDLL(str(library))
+        arrays = [np.zeros(b.size * b.dtype.itemsize, np.uint8) for b in buffers]
+        return [
+            _seconds(loaded, f"{name}v{k}", program, arrays)
+            for k, program in enumerate(tried)
+            if isinstance(program, codegen.Program)
+        ]
+
+    def kernels(self, program: Program, prefix: str) -> list[dict[str, Any]]:
+        assert isinstance(program, codegen.Program)
+        return [
+            {
+                "name": f"{prefix}_{kernel.name}",
+                "buffers": kernel.buffers,
+                "parallel": kernel.parallel,
+                "work": kernel.work,
+            }
+            for kernel in program.kernels
+        ]
+
+
+class Cuda:
+    variants: tuple[str, ...] = cuda.VARIANTS[
+        :1
+    ]  # which one is faster is not known without the GPU
+    can_check = False  # a GPU's own kernels do not raise either: they end the context
+
+    def __init__(self, architecture: str) -> None:
+        self._architecture = architecture
+
+    def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> Program:
+        numbers = {i for i, buffer in enumerate(own.buffers) if buffer.slot is None}
+        return cuda.generate(own.typed(), outputs, numbers, variant)
+
+    def build(self, programs: Mapping[str, Program], library: Path) -> None:
+        text = "\n".join((cuda_renderer.HELPERS, *_prefixed(programs)))
+        library.write_bytes(cuda.compile(text, self._architecture))
+
+    def times(
+        self, _library: Path, _name: str, tried: Sequence[Program], _buffers: list[Buffer]
+    ) -> list[float]:
+        return [float(k) for k in range(len(tried))]
+
+    def kernels(self, program: Program, prefix: str) -> list[dict[str, Any]]:
+        assert isinstance(program, cuda.CudaProgram)
+        return [
+            {
+                "name": f"{prefix}_{kernel.name}",
+                "buffers": kernel.buffers,
+                "grid": kernel.grid,
+                "block": kernel.block,
+                "shared": kernel.shared,
+            }
+            for kernel in program.kernels
+        ]
+
+
+def _prefixed(programs: Mapping[str, Program]) -> list[str]:
+    """The text of all kernels. Kernels of a program that are the same function share a name."""
+    texts = []
+    for prefix, program in programs.items():
+        for name, source in {kernel.name: kernel.source for kernel in program.kernels}.items():
+            texts.append(re.sub(rf"\b({name}(_body)?)(?=\()", rf"{prefix}_\1", source))
+    return texts
+
+
+def _seconds(
+    library: ctypes.CDLL,
+    prefix: str,
+    program: codegen.Program,
+    arrays: list["np.ndarray[Any, Any]"],
+) -> float:
+    scratch = [np.zeros(max(size, 64), np.uint8) for size in program.temporaries]
+    shortest = float("inf")
+    for _ in range(_TRIES):
+        begin = time.perf_counter()
+        for kernel in program.kernels:
+            pointers = [arrays[b] if b >= 0 else scratch[-1 - b] for b in kernel.buffers]
+            table = (ctypes.c_void_p * len(pointers))(*(a.ctypes.data for a in pointers))
+            function = getattr(library, f"{prefix}_{kernel.name}")
+            function(table, ctypes.c_int64(0), ctypes.c_int64(kernel.parallel))
+        shortest = min(shortest, time.perf_counter() - begin)
+    return shortest
