@@ -323,6 +323,14 @@ def test_batch_norm_statistics(compute):
     close(got[1], x.mean((0, 2), keepdim=True), atol=1e-6)
 
 
+def test_a_sum_that_all_elements_need_is_made_once(compute):
+    x = torch.randn(200, 30)
+    total = lambda x: x.sum().reshape((1, 1)).expand((200, 30))  # noqa: E731
+    (got,) = compute(lambda x: x / total(x.exp()), x)
+    close(got, x / x.exp().sum())
+    assert len(compute.program.kernels) > 1
+
+
 # --- in place ---
 
 

@@ -106,7 +106,7 @@ def test_reasons(reason: str, device: str) -> None:
     ],
 )
 def test_every_read_is_explained(read: Callable[[Tensor], object], device: str) -> None:
-    read(torch.ones(3, device=device) + 1)
+    warm(lambda: read(torch.ones(3, device=device) + 1))
     counts = metrics()
     assert counts["traces"] >= 1
     assert sum(c["count"] for c in counts["causes"]) == counts["traces"]
@@ -142,7 +142,9 @@ def test_nothing_ordinary_runs_at_once(device: str) -> None:
     from_zero()
     step(model, optimizer, x, y)
     assert metrics()["at_once_by_op"] == {}
-    assert metrics()["traces"] <= 1
+    torch.tiny.synchronize()
+    # On CUDA a thread is given the forward pass, the backward pass and the update.
+    assert metrics()["traces"] <= (1 if KIND == "cpu" else 3)
     assert lines_of("optimizer")
 
 

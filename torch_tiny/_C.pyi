@@ -49,7 +49,10 @@ def synchronize(index: int, /) -> None:
     """Run the trace of tiny:index and wait for its memory's device."""
 
 def run(index: int, reason: str, /) -> None:
-    """Run the trace of tiny:index without waiting; `reason` goes into the metrics."""
+    """Run the trace of tiny:index, or leave it to a thread; `reason` goes into the metrics."""
+
+def finish() -> None:
+    """Wait for traces that were left to a thread, and drop their errors."""
 
 def host_alias(tensor: Tensor, /) -> Tensor:
     """A CPU or CUDA tensor over the same memory; writes on either side are seen on the other."""

@@ -1,4 +1,4 @@
-"""Lets autograd's threads finish before the interpreter ends.
+"""Lets threads finish before the interpreter ends: autograd's and those that launch on CUDA.
 
 They drop a finished backward after its caller has gone on; a thread that needs the GIL for that
 when there is no interpreter any more aborts the process.
@@ -7,6 +7,8 @@ when there is no interpreter any more aborts the process.
 import atexit
 import time
 from pathlib import Path
+
+from torch_tiny import _C
 
 _PATIENCE = 1.0  # seconds
 
@@ -17,6 +19,7 @@ def install() -> None:
 
 
 def _wait_for_autograd() -> None:
+    _C.finish()
     deadline = time.monotonic() + _PATIENCE
     time.sleep(0.001)  # gives the GIL away once: a thread that waits for it looks idle
     while any(map(_is_busy, Path("/proc/self/task").glob("*"))) and time.monotonic() < deadline:

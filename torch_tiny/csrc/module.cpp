@@ -10,6 +10,8 @@
 #include "run.h"
 #include "storage.h"
 
+#include <unordered_set>
+
 namespace py = pybind11;
 
 namespace tiny {
@@ -168,7 +170,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("run", [](c10::DeviceIndex index, const std::string& reason) {
     const torch::PyWarningHandler warnings;
-    run_trace(index, reason.c_str());
+    static auto* kept = new std::unordered_set<std::string>;  // it may run after we return
+    run_trace_soon(index, kept->insert(reason).first->c_str());
+  });
+  m.def("finish", [] {
+    for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
+      Queue::of(index).finish();
+    }
   });
   m.def("host_alias", &host_alias);
   m.def("materialize", &materialize);

@@ -194,10 +194,14 @@ bool record_known(
   if (C10_UNLIKELY(arguments.exported)) {
     queue.run(kShared);
   } else if (C10_UNLIKELY(queue.is_full.load(std::memory_order_relaxed))) {
-    queue.run(kLimit);
+    queue.run_soon(kLimit);
   }
   const RecordingTime time(queue);
   const auto place = where();
+  if (C10_UNLIKELY(queue.turns(place))) {
+    queue.in_backward = place.node != nullptr;
+    queue.run_soon(kTurn);
+  }
   {
     std::lock_guard lock(queue.mutex);
     const auto* signature = queue.signatures.find(op, arguments);

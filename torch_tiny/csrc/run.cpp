@@ -2,6 +2,8 @@
 
 #include <Python.h>
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <chrono>
 #include <memory>
 
@@ -15,6 +17,7 @@ namespace tiny {
 namespace {
 
 constexpr size_t kMostSignatures = 16'384;
+constexpr size_t kMostBatches = 4;  // more would only hold memory
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -59,6 +62,11 @@ std::pair<std::string, Where> why_new(const Trace& trace, const Plan* last) {
 
 std::array<Queue*, Queue::kMost> Queue::all_{};
 
+// On CUDA, kernels are launched while the program goes on recording. On the CPU the kernels would
+// compete with the program for its cores.
+Queue::Queue(c10::DeviceIndex device)
+    : device_(device), has_thread_(host_device(device).type() == c10::kCUDA) {}
+
 Queue& Queue::make(c10::DeviceIndex index) {
   static const bool made = [] {
     for (c10::DeviceIndex i = 0; i < device_count(); ++i) {
@@ -77,7 +85,7 @@ void Queue::run(const char* reason) {
 void Queue::run_then(const char* reason, c10::function_ref<void()> body) {
   check_usable();
   WithoutGil no_gil;
-  std::lock_guard lock(running_);
+  const auto lock = lock_to_run();
   run_locked(reason);
   body();
 }
@@ -85,7 +93,10 @@ void Queue::run_then(const char* reason, c10::function_ref<void()> body) {
 void Queue::settle(const TinyStorage& storage, const char* reason, c10::function_ref<void()> body) {
   check_usable();
   WithoutGil no_gil;
-  std::lock_guard lock(running_);
+  if (has_thread_ && !is_on_its_way(storage)) {
+    return body();  // nothing that runs knows this memory
+  }
+  const auto lock = lock_to_run();
   if (is_pending(storage)) {
     run_locked(reason);
   }
@@ -98,53 +109,178 @@ bool Queue::is_pending(const TinyStorage& storage) {
 }
 
 void Queue::run_locked(const char* reason) {
-  const bool limit = reason == kLimit;
-  Trace running;
+  if (auto batch = take(reason)) {
+    execute(std::move(*batch));
+  }
+}
+
+// Cuts off what was recorded. Which slots are temporary is decided here, while nobody drops them.
+std::optional<Queue::Batch> Queue::take(const char* reason) {
+  Batch batch;
+  batch.reason = reason;
+  std::shared_ptr<const Plan> last;
   {
     std::lock_guard lock(mutex);
     if (trace.empty()) {
-      return;
+      return std::nullopt;
     }
-    Trace next = limit ? trace.split(trace.find_restart()) : std::move(spare_);
+    Trace next = reason == kLimit ? trace.split(trace.find_restart()) : std::move(spare_);
     spare_ = Trace();
-    running = std::move(trace);
+    batch.trace = std::move(trace);
     trace = std::move(next);
     is_full = false;
+    last = followed;
   }
-  const auto place = where();
+  batch.place = where();
+  {
+    std::lock_guard lock(plans_mutex_);
+    batch.plan = plans_.find(batch.trace, batch.hit);
+  }
+  if (!batch.hit) {
+    batch.news = why_new(batch.trace, last.get());
+  }
+  std::lock_guard lock(mutex);
+  followed = batch.plan;
+  return batch;
+}
+
+void Queue::execute(Batch batch) {
   const auto begin = std::chrono::steady_clock::now();
-  bool hit = false;
-  const auto plan = plans_.find(running, hit);
-  const auto news = hit ? decltype(why_new(running, nullptr)){} : why_new(running, followed.get());
-  Runner runner(running, *plan, device_);
+  Runner runner(batch.trace, *batch.plan, device_);
   ++depth_;
   {
     HostScope scope(device_);
-    if (const auto refused = compile(running, *plan); refused.empty()) {
+    if (batch.stream.has_value()) {
+      c10::impl::VirtualGuardImpl(batch.stream->device_type()).exchangeStream(*batch.stream);
+    }
+    if (const auto refused = compile(batch.trace, *batch.plan); refused.empty()) {
       runner.run();
     } else {
       runner.fail_all(refused);
     }
   }
   --depth_;
-  running.clear();
-  spare_ = std::move(running);
+  batch.trace.clear();
   {
     std::lock_guard lock(mutex);
-    followed = plan;
+    spare_ = std::move(batch.trace);
     ++metrics.traces;
-    ++(hit ? metrics.plan_hits : metrics.plan_misses);
-    metrics.syncs += limit ? 0 : 1;
+    ++(batch.hit ? metrics.plan_hits : metrics.plan_misses);
+    metrics.syncs += batch.reason == kLimit || batch.reason == kTurn ? 0 : 1;
     metrics.relayouts += runner.relayouts;
     metrics.seconds_running += seconds_since(begin);
-    ++metrics.causes[{reason, place}];
-    if (!hit) {
-      ++metrics.news[news];
+    ++metrics.causes[{batch.reason, batch.place}];
+    if (!batch.hit) {
+      ++metrics.news[batch.news];
     }
   }
   if (runner.failure != nullptr) {
     std::rethrow_exception(runner.failure);
   }
+}
+
+void Queue::run_soon(const char* reason) {
+  if (!has_thread_ || std::this_thread::get_id() == server_) {
+    return run(reason);
+  }
+  check_usable();
+  WithoutGil no_gil;
+  std::unique_lock lock(batches_mutex_);
+  batches_changed_.wait(lock, [&] { return batches_.size() < kMostBatches; });
+  const auto id = [&] {
+    std::lock_guard recording(mutex);
+    return trace.id;
+  }();
+  auto batch = take(reason);
+  if (!batch.has_value()) {
+    return;
+  }
+  const auto host = host_device(device_);
+  batch->stream = c10::impl::VirtualGuardImpl(host.type()).getStream(host);
+  batches_.push_back(std::move(*batch));
+  oldest_ = oldest_ == 0 ? id : oldest_;
+  if (server_ == std::thread::id()) {
+    std::thread thread([this] { serve(); });
+    server_ = thread.get_id();
+    thread.detach();
+  }
+  lock.unlock();
+  batches_changed_.notify_all();
+}
+
+void Queue::serve() {
+  for (;;) {
+    {
+      std::unique_lock lock(batches_mutex_);
+      batches_changed_.wait(lock, [&] { return !batches_.empty(); });
+    }
+    std::lock_guard running(running_);
+    Batch batch;
+    {
+      std::lock_guard lock(batches_mutex_);
+      if (batches_.empty()) {
+        continue;
+      }
+      batch = std::move(batches_.front());
+      batches_.pop_front();
+      is_serving_ = true;
+    }
+    std::exception_ptr failure;
+    try {
+      execute(std::move(batch));
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    {
+      std::lock_guard lock(batches_mutex_);
+      is_serving_ = false;
+      if (batches_.empty()) {
+        oldest_ = 0;
+      }
+      if (batch_failure_ == nullptr) {
+        batch_failure_ = failure;
+      }
+    }
+    batches_changed_.notify_all();
+  }
+}
+
+void Queue::finish() {
+  WithoutGil no_gil;
+  try {
+    wait_for_batches();
+  } catch (...) {
+    return;  // the program ends, and nobody asked
+  }
+}
+
+// Waits for the thread and raises what it found.
+void Queue::wait_for_batches() {
+  if (!has_thread_ || std::this_thread::get_id() == server_) {
+    return;
+  }
+  std::unique_lock lock(batches_mutex_);
+  batches_changed_.wait(lock, [&] { return batches_.empty() && !is_serving_; });
+  if (batch_failure_ != nullptr) {
+    std::rethrow_exception(std::exchange(batch_failure_, nullptr));
+  }
+}
+
+// The right to run, with nothing that was recorded earlier still to come.
+std::unique_lock<std::recursive_mutex> Queue::lock_to_run() {
+  for (;;) {
+    wait_for_batches();
+    std::unique_lock lock(running_);
+    std::lock_guard batches(batches_mutex_);
+    if (batches_.empty() || std::this_thread::get_id() == server_) {
+      return lock;
+    }
+  }
+}
+
+bool Queue::is_on_its_way(const TinyStorage& storage) {
+  std::scoped_lock lock(batches_mutex_, mutex);
+  return storage.trace == trace.id || (oldest_ != 0 && storage.trace >= oldest_);
 }
 
 // Asks for the plan to be compiled where that is due. Returns why it cannot run, if it cannot.
@@ -166,6 +302,7 @@ std::string Queue::compile(const Trace& running, const Plan& plan) {
 bool Queue::install(uint64_t id, std::shared_ptr<Compiled> compiled) {
   WithoutGil no_gil;
   std::lock_guard lock(running_);
+  std::lock_guard plans(plans_mutex_);
   const auto plan = plans_.by_id(id);
   if (plan == nullptr) {
     return false;
@@ -177,6 +314,7 @@ bool Queue::install(uint64_t id, std::shared_ptr<Compiled> compiled) {
 void Queue::for_each_plan(c10::function_ref<void(const Plan&)> visit) {
   WithoutGil no_gil;
   std::lock_guard lock(running_);
+  std::lock_guard plans(plans_mutex_);
   plans_.for_each(visit);
 }
 
@@ -190,16 +328,22 @@ void Queue::run_at_once(Operator& op, c10::Stack* stack, const char* reason) {
 
 // Programs whose shapes never repeat must not fill the memory. Traces refer to signatures.
 void Queue::forget_signatures_if_many() {
-  std::lock_guard lock(mutex);
-  if (signatures.size() > kMostSignatures && trace.empty() && depth_ == 0) {
+  std::scoped_lock lock(batches_mutex_, mutex);
+  const bool is_idle = trace.empty() && batches_.empty() && depth_ == 0;
+  if (signatures.size() > kMostSignatures && is_idle) {
     signatures.clear();
     followed = nullptr;
+    std::lock_guard plans(plans_mutex_);
     plans_.clear();
   }
 }
 
 void run_trace(c10::DeviceIndex index, const char* reason) {
   Queue::of(index).run(reason);
+}
+
+void run_trace_soon(c10::DeviceIndex index, const char* reason) {
+  Queue::of(index).run_soon(reason);
 }
 
 void run_everything(const char* reason) {

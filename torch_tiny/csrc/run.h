@@ -3,19 +3,27 @@
 
 #include <c10/util/FunctionRef.h>
 
+#include <c10/core/Stream.h>
+
 #include <array>
 #include <atomic>
+#include <condition_variable>
+#include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "trace.h"
 
 namespace tiny {
 
-// The one reason to run a trace that is not the user's.
+// A reason to run a trace that is not the user's.
 inline constexpr const char* kLimit = "limit";
+// Another one, where a thread runs what was recorded: a backward pass begins or has ended.
+inline constexpr const char* kTurn = "turn of a backward pass";
 
 struct Limits {
   size_t calls = 4096;
@@ -45,10 +53,23 @@ class Queue {
     return C10_LIKELY(queue != nullptr) ? *queue : make(index);
   }
 
-  explicit Queue(c10::DeviceIndex device) : device_(device) {}
+  explicit Queue(c10::DeviceIndex device);
 
   // Runs all that was recorded on this device so far and raises the first error found.
   void run(const char* reason);
+
+  // The same where a thread of its own would not pay. Else leaves it to that thread and returns;
+  // whoever needs the results, or runs anything on this device, waits for it and hears of errors.
+  void run_soon(const char* reason);
+
+  // Before the process ends: waits for what was left to the thread.
+  void finish();
+
+  // Whether a call recorded here is the first of a backward pass, or the first after one: places
+  // where a thread of its own is given what was recorded so far.
+  bool turns(const Where& place) const {
+    return has_thread_ && (place.node != nullptr) != in_backward.load(std::memory_order_relaxed);
+  }
 
   // Runs all that was recorded, then one operator on real memory; its results replace the stack.
   void run_at_once(Operator& op, c10::Stack* stack, const char* reason);
@@ -81,6 +102,7 @@ class Queue {
 
   std::atomic<bool> is_full{false};  // the trace has grown enough to be run before the next call
   std::atomic<uint32_t> ticks{0};    // roughly the calls recorded; decides which ones are timed
+  std::atomic<bool> in_backward{false};
 
   static constexpr uint64_t kHot = 2;  // runs of a plan after which it is worth compiling
 
@@ -89,18 +111,47 @@ class Queue {
   static std::array<Queue*, kMost> all_;
   static Queue& make(c10::DeviceIndex index);
 
+  // A trace that is about to run, and all that has to be known when it was cut off.
+  struct Batch {
+    Trace trace;
+    std::shared_ptr<const Plan> plan;
+    bool hit = false;
+    std::pair<std::string, Where> news;
+    const char* reason = "";
+    Where place;
+    std::optional<c10::Stream> stream;  // of the thread that recorded it
+  };
+
   void run_locked(const char* reason);
+  std::optional<Batch> take(const char* reason);
+  void execute(Batch batch);
+  std::unique_lock<std::recursive_mutex> lock_to_run();
+  void wait_for_batches();
+  void serve();
+  bool is_on_its_way(const TinyStorage& storage);
   void forget_signatures_if_many();
   std::string compile(const Trace& running, const Plan& plan);
 
   const c10::DeviceIndex device_;
   std::recursive_mutex running_;
   int depth_ = 0;  // a kernel written in Python may use the device, and run what it recorded
-  Trace spare_;    // keeps its capacity from run to run
+  Trace spare_;    // keeps its capacity from run to run; guarded by `mutex`
   PlanCache plans_;
+  std::mutex plans_mutex_;
+
+  // Traces left to a thread; the locks are taken in the order running_, batches_mutex_, mutex.
+  const bool has_thread_;
+  std::mutex batches_mutex_;
+  std::condition_variable batches_changed_;
+  std::deque<Batch> batches_;
+  bool is_serving_ = false;
+  uint64_t oldest_ = 0;  // the first trace of those; 0 if there is none
+  std::thread::id server_;
+  std::exception_ptr batch_failure_;
 };
 
 void run_trace(c10::DeviceIndex index, const char* reason);
+void run_trace_soon(c10::DeviceIndex index, const char* reason);
 void run_everything(const char* reason);
 
 // Releases the GIL, if this thread holds it, for as long as it lives.

@@ -63,6 +63,9 @@ class Unboxed<Return(Args...)> {
     }
     const RecordingTime time(queue);
     const auto place = where();
+    if (C10_UNLIKELY(queue.turns(place))) {
+      return false;
+    }
     std::lock_guard lock(queue.mutex);
     auto& values = queue.trace.values;
     const auto first_value = values.size();

@@ -4,7 +4,8 @@ The schedule and the fusion over rows are those of the CPU; cuda_shape gives the
 Pointers have to be multiples of 16 bytes, as those of whole storages are.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from torch_tiny.engine.c_renderer import c_name
 from torch_tiny.engine.codegen import SETTINGS, renumbered, scheduled
 from torch_tiny.engine.codegen_fuse import Limits, fuse
 from torch_tiny.engine.codegen_loops import cut_reductions
-from torch_tiny.engine.codegen_nest import Nest
+from torch_tiny.engine.codegen_nest import Nest, extent
 from torch_tiny.engine.cuda_compile import compile, why_no_compiler  # noqa: A004
 from torch_tiny.engine.cuda_shape import WARP, CannotShapeError, Launch, Shape
 from torch_tiny.uops import (
@@ -25,6 +26,8 @@ from torch_tiny.uops import (
     UOp,
     lower_kernel,
     native_half_casts,
+    simplified,
+    substituted,
 )
 
 __all__ = ["VARIANTS", "CudaKernel", "CudaProgram", "compile", "generate", "why_no_compiler"]
@@ -76,7 +79,9 @@ def generate(
         raise ValueError(f"no variant {variant!r}, there are {VARIANTS}")
     with Context(**SETTINGS):  # type: ignore[no-untyped-call]
         nests, arguments = scheduled(buffers, outputs, store_costly=False)
-        cut = [n for nest in nests for n in cut_reductions(nest, arguments.temporary, _pieces)]
+        new = arguments.temporary
+        apart = [n for nest in nests for n in _without_repetition(nest, new)]
+        cut = [n for nest in apart for n in cut_reductions(nest, new, _pieces)]
         bodies = _fused(cut, arguments.kept()) if variant == "fused" else None
         if bodies is None:
             bodies = _lower([n.sink() for n in cut])
@@ -152,6 +157,30 @@ def _accesses(sink: UOp) -> tuple[dict[int, frozenset[UOp]], dict[int, frozenset
             slot = u.src[0].buf_uop.arg.slot
             found[slot] = found.get(slot, frozenset()) | {u.src[1]}
     return loads, stores
+
+
+def _without_repetition(nest: Nest, new_buffer: Callable[[DType, int], UOp]) -> Iterator[Nest]:
+    """Reductions that do not depend on all loops get a kernel of their own.
+
+    Loops have an outside where to compute them first, blocks have not.
+    """
+    value = nest.value
+    for _ in nest.reduces:
+        for reduce in (u for u in value.toposort() if u.op is Ops.REDUCE):
+            loops = tuple(r for r in nest.loops if r in reduce.ranges)
+            size = math.prod(extent(r) for r in loops)
+            if len(loops) == len(reduce.ranges) and size < nest.size:
+                break
+        else:
+            break
+        index = UOp.const(0)
+        for loop in loops:
+            index = index * extent(loop) + loop
+        index = simplified(index)
+        buffer = new_buffer(reduce.dtype, size)
+        yield Nest(loops, buffer, index, reduce)
+        value = substituted(value, {reduce: buffer.index(index)})
+    yield Nest(nest.loops, nest.target, nest.index, value)
 
 
 def _pieces(nest: Nest, length: int) -> int:
