@@ -291,6 +291,32 @@ torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e
     )
 
 
+def test_validation_finds_no_difference_in_random_programs() -> None:
+    code = """
+        import sys
+        sys.argv = ["programs", "--count", "12", "--seed", "7"]
+        from tests.programs.__main__ import main
+        sys.exit(main())
+    """
+    env = {"TORCH_TINY_ENGINE": "auto", "TORCH_TINY_VALIDATE": "1", "TORCH_TINY_CACHE": ""}
+    assert "12 programs, 0 differences" in python(code, **env)
+
+
+def test_deterministic_algorithms_are_pytorchs_own(cache: Path) -> None:
+    auto(
+        """
+x = torch.randn(64, 1000)
+y = x.to("tiny")
+step_until(settled, lambda: (y * 3).exp().sum(1))
+assert any(r["engine"] == "uop" for p in _C.plans(0) for r in p["regions"])
+torch.use_deterministic_algorithms(True)
+for _ in range(3):
+    assert torch.equal((y * 3).exp().sum(1).cpu(), (x * 3).exp().sum(1))
+""",
+        cache,
+    )
+
+
 def test_a_wrong_mode_is_a_clear_error() -> None:
     code = """
     try:

@@ -29,12 +29,25 @@ constexpr uint64_t kOurs = 0x74696e7974696e79;
 constexpr size_t kSmallest = size_t{1} << 12;
 constexpr size_t kHugePage = size_t{1} << 21;
 
+// Fresh memory comes in small pages: to find huge ones may take the kernel ten times as long, and
+// most blocks are not used often enough for that.
+constexpr size_t kUsesForHugePages = 3;
+
+void use_huge_pages(void* base, size_t size) {
+#ifdef MADV_COLLAPSE
+  madvise(base, size, MADV_COLLAPSE);
+#else
+  madvise(base, size, MADV_HUGEPAGE);
+#endif
+}
+
 thread_local bool from_cache = false;
 
 struct Header {
   size_t requested;
   size_t reserved;
   uint64_t mark;  // kOurs mixed with the address, while the block is in use
+  size_t uses;
 };
 
 uint64_t mark_of(const void* data) {
@@ -111,12 +124,18 @@ class Cache {
     }
     const size_t size = rounded(bytes + kHeader);
     auto* base = size < kSmallest ? nullptr : take(size);
+    size_t uses = 1;
     if (base == nullptr) {
       base = fresh(size, bytes);
       reserved.add(static_cast<int64_t>(size));
+    } else {
+      uses += static_cast<Header*>(base)->uses;
+    }
+    if (uses == kUsesForHugePages && size >= 2 * kHugePage) {
+      use_huge_pages(base, size);
     }
     auto* data = static_cast<char*>(base) + kHeader;
-    new (base) Header{bytes, size, mark_of(data)};
+    new (base) Header{bytes, size, mark_of(data), uses};
     allocations.add(1);
     allocated.add(static_cast<int64_t>(size));
     requested.add(static_cast<int64_t>(bytes));
@@ -127,7 +146,7 @@ class Cache {
     auto& cache = get();
     auto& header = header_of(data);
     header.mark = 0;
-    const auto [requested, size, mark] = header;
+    const auto [requested, size, mark, uses] = header;
     auto* base = static_cast<void*>(&header);
     cache.allocations.remove(1);
     cache.allocated.remove(static_cast<int64_t>(size));
@@ -187,9 +206,6 @@ class Cache {
         c10::GetDefaultCPUAllocator()->allocate(bytes).clear();
         TORCH_CHECK(false, "tiny: can't allocate ", bytes, " bytes of memory");
       }
-    }
-    if (size >= 2 * kHugePage) {
-      madvise(base, size, MADV_HUGEPAGE);
     }
     return base;
   }

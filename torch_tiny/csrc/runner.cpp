@@ -1,5 +1,6 @@
 #include "runner.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/record_function.h>
@@ -117,14 +118,16 @@ void Runner::release(uint32_t slot) {
   trace_.slots[slot].reset();
 }
 
-// A region whose inputs failed runs call by call, so that each result knows why it failed.
+// A region whose inputs failed runs call by call, so that each result knows why it failed. Who asks
+// for deterministic algorithms gets one engine, whatever was measured.
 void Runner::run_region(Region& region) {
   auto& compiler = Compiler::get();
   const bool must_compile = compiler.mode.load(std::memory_order_relaxed) == Mode::kUop;
-  const auto engine = has_failed(region) ? Engine::kAten
-      : must_compile                     ? Engine::kUop
-                                         : region.choice.next();
-  const bool timed = !region.choice.decided() && !must_compile;
+  const bool is_pinned = at::globalContext().deterministicAlgorithms() && !must_compile;
+  const auto engine = has_failed(region) || is_pinned ? Engine::kAten
+      : must_compile                                  ? Engine::kUop
+                                                      : region.choice.next();
+  const bool timed = !region.choice.decided() && !must_compile && !is_pinned;
   if (timed) {
     wait_for_host(device_);
   }
