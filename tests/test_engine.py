@@ -198,6 +198,38 @@ step_until(lambda: uop.engine.counts.compiles == 1 and settled(), second)
     )
 
 
+def test_a_full_disk_costs_nothing_but_speed(cache: Path) -> None:
+    auto(
+        """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+x = torch.arange(1000.0, device="tiny")
+def step():
+    assert (x + 1).sum().item() == 500500
+step_until(lambda: uop.engine.counts.failures >= 1, step)
+step()
+assert uop.engine.counts.last_failure
+""",
+        cache,
+    )
+
+
+def test_a_forked_child_leaves_the_parents_files(cache: Path) -> None:
+    auto(
+        """
+import os, sys
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+os.waitpid(child, 0)
+x = torch.arange(100.0, device="tiny")
+step_until(settled, lambda: (x * 2).sum().item())
+assert uop.engine.counts.compiles == 1, uop.engine.counts
+""",
+        cache,
+    )
+
+
 def test_changing_shapes_keep_compiles_bounded(cache: Path) -> None:
     auto(
         """

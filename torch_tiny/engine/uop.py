@@ -6,7 +6,6 @@ import os
 import tempfile
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from torch_tiny import _C
 from torch_tiny.engine.cache import PlanFiles, key_of
 from torch_tiny.engine.settings import Settings, from_environment, why_not_compiled
-from torch_tiny.engine.worker import Worker, WorkerError
+from torch_tiny.engine.worker import Worker
 
 _POLL = 0.5  # seconds between looks at what was decided
 
@@ -54,31 +53,32 @@ class Engine:
         if self.settings.mode == "uop" or self.settings.validate:
             _C.set_compile_now(self._compile_now)
             _C.set_mode("uop")
-            atexit.register(self.stop)
         else:
             _C.set_mode("auto")
             self._start_thread()
-            atexit.register(self.stop)
-            os.register_at_fork(after_in_child=self._restart)
+        atexit.register(self.stop)
+        os.register_at_fork(after_in_child=self._restart)
 
     def _start_thread(self) -> None:
         self._thread = threading.Thread(target=self._serve, name="torch_tiny", daemon=True)
         self._thread.start()
 
     def _restart(self) -> None:
-        """In a forked child: threads stay behind, and the worker is the parent's."""
+        """In a forked child: threads stay behind, the worker and the folder are the parent's."""
         self._worker = Worker()
+        self._folder._finalizer.detach()  # type: ignore[attr-defined]
+        self._folder = tempfile.TemporaryDirectory(prefix="torch_tiny_")
         self._undecided.clear()
         _C.reset_jobs()
-        self._start_thread()
+        if self._thread is not None:
+            self._start_thread()
 
     def _serve(self) -> None:
         while not self._ends.is_set():
             job = _C.next_job(_POLL)
             if job is not None:
                 self.counts.waiting += 1
-                with suppress(WorkerError):
-                    self._compile(*job, everything=False)
+                self._try_to_compile(*job, everything=False)
                 self.counts.waiting -= 1
             elif self._undecided:
                 self._keep_decisions()
@@ -95,14 +95,26 @@ class Engine:
     def _compile_now(self, device: int, plan: int, trace: str) -> str:
         """At first sight: compile, or say why not where everything has to be compiled."""
         everything = self.settings.mode == "uop"
-        try:
-            made = self._compile(device, plan, trace, everything)
-        except WorkerError as error:
-            return f"TORCH_TINY_ENGINE=uop: compiling failed: {error}" if everything else ""
-        if everything and made["not_lowered"]:
+        made = self._try_to_compile(device, plan, trace, everything)
+        if not everything:
+            return ""
+        if isinstance(made, str):
+            return f"TORCH_TINY_ENGINE=uop: compiling failed: {made}"
+        if made["not_lowered"]:
             refused = "; ".join(f"{op} ({why})" for op, why in sorted(made["not_lowered"].items()))
             return f"TORCH_TINY_ENGINE=uop: there is no lowering for {refused}"
         return ""
+
+    def _try_to_compile(
+        self, device: int, plan: int, trace: str, everything: bool
+    ) -> dict[str, Any] | str:
+        """The plan, or what went wrong: then the trace goes on as it is, and that is counted."""
+        try:
+            return self._compile(device, plan, trace, everything)
+        except Exception as error:  # a worker, a disk, a library: none of them is the program's
+            self.counts.failures += 1
+            self.counts.last_failure = f"{type(error).__name__}: {error}"
+            return self.counts.last_failure
 
     def _compile(self, device: int, plan: int, trace: str, everything: bool) -> dict[str, Any]:
         target = _target(device)
@@ -130,10 +142,6 @@ class Engine:
         try:
             made = self._worker.compile(trace, path, everything, target)
             self.counts.compiles += 1
-        except WorkerError as error:
-            self.counts.failures += 1
-            self.counts.last_failure = str(error)
-            raise
         finally:
             self.counts.seconds_compiling += time.monotonic() - begin
         return made, path.read_bytes() if path.exists() else b""
