@@ -85,8 +85,10 @@ void Queue::run(const char* reason) {
 void Queue::run_then(const char* reason, c10::function_ref<void()> body) {
   check_usable();
   WithoutGil no_gil;
-  const auto lock = lock_to_run();
-  run_locked(reason);
+  auto turn = lock_to_run(reason, nullptr);
+  if (turn.batch.has_value()) {
+    execute(std::move(*turn.batch));
+  }
   body();
 }
 
@@ -96,9 +98,9 @@ void Queue::settle(const TinyStorage& storage, const char* reason, c10::function
   if (has_thread_ && !is_on_its_way(storage)) {
     return body();  // nothing that runs knows this memory
   }
-  const auto lock = lock_to_run();
-  if (is_pending(storage)) {
-    run_locked(reason);
+  auto turn = lock_to_run(reason, &storage);
+  if (turn.batch.has_value()) {
+    execute(std::move(*turn.batch));
   }
   body();
 }
@@ -106,12 +108,6 @@ void Queue::settle(const TinyStorage& storage, const char* reason, c10::function
 bool Queue::is_pending(const TinyStorage& storage) {
   std::lock_guard lock(mutex);
   return storage.trace == trace.id;
-}
-
-void Queue::run_locked(const char* reason) {
-  if (auto batch = take(reason)) {
-    execute(std::move(*batch));
-  }
 }
 
 // Cuts off what was recorded. Which slots are temporary is decided here, while nobody drops them.
@@ -266,14 +262,26 @@ void Queue::wait_for_batches() {
   }
 }
 
-// The right to run, with nothing that was recorded earlier still to come.
-std::unique_lock<std::recursive_mutex> Queue::lock_to_run() {
+// The right to run, and what was recorded, cut off at a moment when nothing recorded earlier is
+// still to come. Only if a storage waits for it, where one is given.
+Queue::Turn Queue::lock_to_run(const char* reason, const TinyStorage* storage) {
   for (;;) {
     wait_for_batches();
-    std::unique_lock lock(running_);
-    std::lock_guard batches(batches_mutex_);
-    if (batches_.empty() || std::this_thread::get_id() == server_) {
-      return lock;
+    Turn turn{std::unique_lock(running_), std::nullopt};
+    std::unique_lock batches(batches_mutex_);
+    // A kernel written in Python may use the device on that thread: nobody else will do the rest.
+    while (std::this_thread::get_id() == server_ && !batches_.empty()) {
+      auto batch = std::move(batches_.front());
+      batches_.pop_front();
+      batches.unlock();
+      execute(std::move(batch));
+      batches.lock();
+    }
+    if (batches_.empty()) {
+      if (storage == nullptr || is_pending(*storage)) {
+        turn.batch = take(reason);
+      }
+      return turn;
     }
   }
 }

@@ -122,10 +122,14 @@ class Queue {
     std::optional<c10::Stream> stream;  // of the thread that recorded it
   };
 
-  void run_locked(const char* reason);
+  struct Turn {
+    std::unique_lock<std::recursive_mutex> lock;
+    std::optional<Batch> batch;
+  };
+
   std::optional<Batch> take(const char* reason);
   void execute(Batch batch);
-  std::unique_lock<std::recursive_mutex> lock_to_run();
+  Turn lock_to_run(const char* reason, const TinyStorage* storage);
   void wait_for_batches();
   void serve();
   bool is_on_its_way(const TinyStorage& storage);
