@@ -42,7 +42,8 @@ def write_tensor(g: Gen) -> str:
             f"{x}.sub_({y})",
             f"{x}.copy_({y})",
             f"{x} += {y}",
-            f"{x}[...] = {y}",
+            # Expanded: Python fills with a 0-dim tensor of the CPU, and copies one of any device.
+            f"{x}[...] = {y}.expand_as({x})",
             f"{x}.copy_({y})",
             f"{x}.addcmul_({y}, {y})",
             f"{x}.copy_({y}.detach().cpu().clone())",
