@@ -13,6 +13,7 @@ from torch_tiny.lower import (
     decompose,
     elementwise,
     index,
+    linalg,
     matmul,
     movement,
     nn,
@@ -30,8 +31,8 @@ from torch_tiny.views import int_shape
 Results = tuple[UOp | None, ...]
 
 _FAMILIES = (
-    activation, creation, elementwise, index, matmul, movement, nn, optim, pool, reduce, sort,
-    special,
+    activation, creation, elementwise, index, linalg, matmul, movement, nn, optim, pool, reduce,
+    sort, special,
 )  # fmt: skip
 RULES: dict[str, Rule] = {
     f"aten::{name}": rule for family in _FAMILIES for name, rule in family.TABLE.items()
