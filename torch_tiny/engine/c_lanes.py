@@ -97,7 +97,7 @@ def _one(f: _Lanes, u: UOp) -> None:
             if u.op is Ops.END and u.src[1].arg[-1] is PER_LANE:
                 f.one_lane = False
         case Ops.IF:
-            f.emit(f"if ({_uniform(f, u.src[0])}) {{")
+            f.emit(f"if ({_condition(f, u.src[0])}) {{")
             f.depth += 1
             f.kinds.append(1)
         case Ops.INDEX:
@@ -109,6 +109,15 @@ def _one(f: _Lanes, u: UOp) -> None:
             _store(f, u)
         case _:
             _compute(f, u)
+
+
+def _condition(f: _Lanes, u: UOp) -> str:
+    """Whether it holds for one of the lanes."""
+    if u not in f.varying:
+        return _uniform(f, u)
+    if f.one_lane:
+        return _of_lane(f, u)
+    return f"{f.vector(dtypes.bool)}_any({f.names[u]})"
 
 
 def _is_variable(buffer: UOp) -> bool:

@@ -104,6 +104,11 @@ static inline {v} {v}_sqrt({v} x) {{
   for (int l = 0; l < {n}; l++) x[l] = __builtin_sqrt{s}(x[l]);
   return x;
 }}
+static inline _Bool {w}_any({w} m) {{
+  {i} any = 0;
+  for (int l = 0; l < {n}; l++) any |= m[l];
+  return any != 0;
+}}
 static inline {v} {v}_of({w} x) {{ return __builtin_convertvector(x, {v}); }}
 """
 _OWN = {("exp", dtypes.float32): "tt_expf"}

@@ -302,6 +302,8 @@ def _reductions(uops: Sequence[UOp]) -> dict[UOp, list[tuple[str, UOp]]]:
             loop, effects = opened.pop()
             if opened:
                 opened[-1][1].append(u)
+            if loop.arg[-1] is AxisType.LOOP:  # in this order, whatever it looks like
+                continue
             accumulations = [_accumulation(e) for e in effects]
             if accumulations and None not in accumulations:
                 found[loop] = [a for a in accumulations if a is not None]

@@ -23,10 +23,11 @@ class Style(enum.Enum):
 
 
 # What loops mean to the renderers.
-MATRICES, EACH, PER_LANE, IN_ORDER = (
+MATRICES, EACH, PER_LANE, REDUCE, IN_ORDER = (
     AxisType.GLOBAL,
     AxisType.LOCAL,
     AxisType.UPCAST,
+    AxisType.REDUCE,
     AxisType.LOOP,
 )
 _COMBINE = "group_"
@@ -234,6 +235,16 @@ class Kernel:
         self._used += bytes_
         return Array(self, self._new_buffer(dtype, max(size, 1), AddrSpace.LOCAL))
 
+    def small_array(self, dtype: DType, size: int) -> Array:
+        """Fast memory for a few numbers for each row."""
+        array = self.array(dtype, size)
+        if array is None:
+            raise NotImplementedError("a matrix of too many rows for fast memory")
+        return array
+
+    def number(self, value: float, dtype: DType) -> Value:
+        return constant(value, dtype)
+
     def scalar(self, start: Operand, dtype: DType) -> Scalar:
         variable = Scalar(Array(self, self._new_buffer(dtype, 1, AddrSpace.REG)))
         variable.set(start)
@@ -279,7 +290,10 @@ class Kernel:
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
-        """Only if; the condition has to be the same for all matrices."""
+        """Only if. Lanes do it together, if it is so for one of them.
+
+        A condition on the data has to be the same for all threads that share a matrix.
+        """
         self._emit(condition.uop)
         self.uops.append(UOp(Ops.IF, dtypes.void, (condition.uop,)))
         self._emitted.append(set())
@@ -334,6 +348,16 @@ class Kernel:
             b = right(j)
             with self.each(*rows) as i:
                 matrix[i, j] = matrix[i, j] - left(i) * b
+
+    @contextmanager
+    def grid(self, rows: "Span", columns: "Span") -> Iterator[tuple[Value, Value]]:
+        """Each (i, j), all independent; memory should run along the rows."""
+        if self.style is Style.THREADS:
+            with self.each(*rows) as i, self.loop(*columns) as j:
+                yield i, j
+        else:
+            with self.loop(*columns) as j, self.each(*rows) as i:
+                yield i, j
 
     def first_largest(self, span: "Span", term: Callable[[Value], Value], dtype: DType) -> Value:
         """Where the first of the largest terms is; they are not negative."""
@@ -411,7 +435,7 @@ class Kernel:
         shared = self.style is Style.THREADS and not self._sharing
         if shared:
             self._sharing = True
-        kind = EACH if shared else IN_ORDER
+        kind = EACH if shared else REDUCE
         with self._loop(*span, kind) as i:
             result.set(step(result.get(), i))
         if not shared:

@@ -1,6 +1,6 @@
 """LU with partial pivoting, and what is solved with it."""
 
-from torch_tiny.linalg.kernel import Array, Kernel, Matrix, Scalar, Value, constant
+from torch_tiny.linalg.kernel import Array, Kernel, Matrix, Scalar, Value
 from torch_tiny.linalg.triangular import substitute
 from torch_tiny.uops import dtypes
 
@@ -30,7 +30,7 @@ def solve(k: Kernel, n: int, columns: int) -> None:
         k.copy(x, k.matrix_in(5, n, columns, True))
     else:
         with k.loop(0, n) as j, k.each(0, n) as i:
-            x[i, j] = i.differs(j).where(0, constant(1, work.dtype))
+            x[i, j] = i.differs(j).where(0, k.number(1, work.dtype))
     info = k.scalar(0, dtypes.int32)
     _factor(k, work, k.argument(2), info, x)
     substitute(k, work, x, upper=False, unit=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from torch_tiny.linalg import cholesky, lu, triangular
+from torch_tiny.linalg import cholesky, exponential, jacobi, lu, qr, triangular
 from torch_tiny.linalg.kernel import Argument, Kernel, Style
 from torch_tiny.uops import DType, Routine, UOp, routine_results
 
@@ -14,6 +14,11 @@ ROUTINES: dict[str, Callable[..., None]] = {
     "permutation": lu.permutation,
     "triangular_solve": triangular.triangular_solve,
     "cholesky_solve": triangular.cholesky_solve,
+    "geqrf": qr.geqrf,
+    "reflect": qr.reflect,
+    "eigh": jacobi.eigh,
+    "svd": jacobi.svd,
+    "exponential": exponential.exponential,
 }
 
 

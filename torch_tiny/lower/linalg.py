@@ -4,9 +4,11 @@ import math
 from collections.abc import Sequence
 
 from torch_tiny.linalg.routine import run
-from torch_tiny.lower.promote import NoLowering, cast
+from torch_tiny.lower.conditions import require
+from torch_tiny.lower.matmul import matmul
+from torch_tiny.lower.promote import Lifted, NoLowering, cast
 from torch_tiny.lower.reduce import product
-from torch_tiny.lower.tools import Results, Rule, arange, cut, full, total
+from torch_tiny.lower.tools import Results, Rule, arange, cut, full, pad, total
 from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import int_shape
 
@@ -183,7 +185,131 @@ def _lu_factor(a: UOp, pivot: bool, _check: bool) -> Results:
     return lu_factor(a, pivot)
 
 
+# --- orthogonal factors ---
+
+
+def geqrf(a: UOp) -> tuple[UOp, UOp]:
+    """R and the reflections in one matrix, and their factors."""
+    batch, m, n = _sizes(a)
+    count = min(m, n)
+    if 0 in a.shape:
+        return a, full((*batch, count), 0, a.dtype)
+    packed, factors = _run("geqrf", (m, n), batch, [(a.dtype, m * n), (a.dtype, count)], [a])
+    return _by_columns(packed, batch, m, n), factors.reshape((*batch, count))
+
+
+def reflected(packed: UOp, factors: UOp, x: UOp | None, columns: int, forward: bool) -> UOp:
+    """Q X or Q^T X; the first columns of Q without an X."""
+    batch, m, _ = _sizes(packed)
+    count = int_shape(factors)[-1]
+    if 0 in (*batch, m, columns, count):
+        return _identity(batch, m, columns, packed.dtype) if x is None else x
+    used = cut(packed, packed.ndim - 1, 0, count).transpose(-1, -2)
+    given = [used, factors] if x is None else [used, factors, x]
+    numbers = (m, count, columns, forward, x is not None)
+    (result,) = _run("reflect", numbers, batch, [(packed.dtype, m * columns)], given)
+    return _by_columns(result, batch, m, columns)
+
+
+def qr(a: UOp, mode: str) -> tuple[UOp, UOp]:
+    _, m, n = _sizes(a)
+    packed, factors = geqrf(a)
+    rows = m if mode == "complete" else min(m, n)
+    zero = full((), 0, a.dtype)
+    above = (arange(n) < arange(m).reshape((m, 1))).where(zero, packed) if m and n else packed
+    r = cut(above, above.ndim - 2, 0, rows)
+    if mode == "r":
+        return full((0,), 0, a.dtype), r
+    return reflected(packed, factors, None, rows, False), r
+
+
+def _ormqr(packed: UOp, factors: UOp, x: UOp, left: bool, transpose: bool) -> UOp:
+    if not left:
+        solved = _ormqr(packed, factors, x.transpose(-1, -2), True, not transpose)
+        return solved.transpose(-1, -2)
+    return reflected(packed, factors, x, int_shape(x)[-1], transpose)
+
+
+def eigh(a: UOp, triangle: str, vectors: bool) -> Results:
+    batch, n, _ = _sizes(a)
+    if 0 in a.shape:
+        return full((*batch, n), 0, a.dtype), a if vectors else full((0,), 0, a.dtype)
+    require(_is_finite(a))
+    square = (a.dtype, n * n)
+    results = [(a.dtype, n), square, *([square, square] if vectors else [])]
+    lower = triangle.upper() == "L"
+    values, _, *rest = _run("eigh", (n, lower, vectors), batch, results, [a])
+    found = _by_columns(rest[0], batch, n, n) if vectors else full((0,), 0, a.dtype)
+    return values.reshape((*batch, n)), found
+
+
+def svd(a: UOp, full_matrices: bool, vectors: bool, _driver: str | None = None) -> Results:
+    batch, m, n = _sizes(a)
+    if m < n:
+        vh, values, uh = svd(a.transpose(-1, -2), full_matrices, vectors)
+        if not vectors:
+            return vh, values, uh
+        assert vh is not None and uh is not None
+        return uh.transpose(-1, -2), values, vh.transpose(-1, -2)
+    nothing = full((0,), 0, a.dtype)
+    columns = m if full_matrices else n
+    if 0 in a.shape:
+        values = full((*batch, n), 0, a.dtype)
+        u = _identity(batch, m, columns, a.dtype)
+        return (u, values, _identity(batch, n, n, a.dtype)) if vectors else (nothing, values, nothing)
+    require(_is_finite(a))
+    tall, square = (a.dtype, m * n), (a.dtype, n * n)
+    results = [(a.dtype, n), tall, *([tall, square, square] if vectors else [])]
+    values, _, *rest = _run("svd", (m, n, vectors), batch, results, [a])
+    values = values.reshape((*batch, n))
+    if not vectors:
+        return nothing, values, nothing
+    # Columns of U S are orthogonal but may be zero: Q completes them, up to a sign.
+    packed, factors = geqrf(_by_columns(rest[0], batch, m, n))
+    q = reflected(packed, factors, None, columns, False)
+    one = full((), 1, a.dtype)
+    signs = (_diagonal(packed) < 0).where(-one, one).unsqueeze(-2)
+    if columns > n:
+        signs = pad(signs, [*((0, 0) for _ in batch), (0, 0), (0, columns - n)], 1)
+    return q * signs, values, _by_columns(rest[1], batch, n, n).transpose(-1, -2)
+
+
+def _lstsq(a: UOp, b: UOp, rcond: float | None, driver: str | None) -> Results:
+    """The shortest of the best solutions, and the rank, as by LAPACK's gelsy."""
+    if driver not in (None, "gelsy") or isinstance(rcond, Lifted):
+        raise NoLowering("other drivers tell more")
+    batch, m, n = _sizes(a)
+    is_vector = _is_vector(a, b)
+    right = b.unsqueeze(-1) if is_vector else b
+    if 0 in (*a.shape, *right.shape) or _batch(a, right) != batch:
+        raise NoLowering("nothing to solve, or batches that differ")
+    u, s, vh = svd(a, False, True)
+    assert u is not None and s is not None and vh is not None
+    if rcond is None:
+        rcond = {dtypes.float32: 2.0**-23, dtypes.float64: 2.0**-52}[a.dtype] * max(m, n)
+    counts = s > s.max((s.ndim - 1,), keepdim=True) * rcond
+    inverse = counts.where(1 / counts.where(s, full((), 1, a.dtype)), full((), 0, a.dtype))
+    x = matmul(vh.transpose(-1, -2), matmul(u.transpose(-1, -2), right) * inverse.unsqueeze(-1))
+    rank = total(counts.cast(dtypes.int64), (counts.ndim - 1,))
+    nothing = full((0,), 0, a.dtype)
+    return x.squeeze(-1) if is_vector else x, nothing, rank, nothing
+
+
+def _exponential(a: UOp) -> UOp:
+    batch, n, _ = _sizes(a)
+    if 0 in a.shape:
+        return a
+    square = (a.dtype, n * n)
+    result, *_ = _run("exponential", (n,), batch, [square, square, square], [a])
+    return _by_columns(result, batch, n, n)
+
+
 # --- pieces ---
+
+
+def _is_finite(a: UOp) -> UOp:
+    return (a * 0.0).eq(0)
+
 
 
 def _run(
@@ -252,4 +378,15 @@ TABLE: dict[str, Rule] = {
     "_linalg_slogdet": _slogdet,
     **dict.fromkeys(("cholesky_solve", "_cholesky_solve_helper"), cholesky_solve),
     "cholesky_inverse": _cholesky_inverse,
+    "geqrf": geqrf,
+    "linalg_qr": qr,
+    **dict.fromkeys(
+        ("linalg_householder_product", "orgqr"),
+        lambda packed, factors: reflected(packed, factors, None, int_shape(packed)[-1], False),
+    ),
+    "ormqr": _ormqr,
+    "_linalg_eigh": eigh,
+    "_linalg_svd": svd,
+    "linalg_lstsq": _lstsq,
+    "linalg_matrix_exp": _exponential,
 }
