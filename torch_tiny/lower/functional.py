@@ -145,7 +145,8 @@ def _out(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
     name = op.partition(".")[0]
     if not count:
         return None
-    inputs = [str(a.type) + a.name for a in schema.arguments if not a.is_out]
+    mine = [a for a in schema.arguments if not a.is_out and a.name not in _TENSOR_OPTIONS]
+    inputs = [str(a.type) + a.name for a in mine]
     for overload in _overloads(name):
         other = _schema(f"{name}.{overload}".removesuffix(".default"))
         if other is None or any(a.is_out for a in other.arguments):
