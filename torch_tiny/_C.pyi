@@ -25,6 +25,8 @@ class Metrics(TypedDict):
     metadata_misses: int
     syncs: int
     relayouts: int
+    graphs: int
+    graph_runs: int
     causes: list[Cause]
     news: list[Cause]
     seconds_recording: float
@@ -77,6 +79,9 @@ def set_mode(mode: str, /) -> None:
     """ "aten", "auto" or "uop"; see torch_tiny.engine.settings."""
 
 def set_validate(on: bool, /) -> None: ...
+def set_cuda_graphs(on: bool, /) -> None:
+    """Whether settled plans on CUDA memory become CUDA graphs."""
+
 def next_job(patience: float, /) -> tuple[int, int, str] | None:
     """The next hot trace: its device, its plan and its text. None after `patience` seconds."""
 

@@ -61,6 +61,10 @@ class Report:
     """Times the program waited for the device."""
     relayouts: int
     """Results that had to be copied into the strides they were recorded with."""
+    graphs: int
+    """CUDA graphs that were captured, each for a trace that runs often."""
+    graph_runs: int
+    """Traces that ran as one launch of such a graph."""
     causes: list[Cause]
     """Why traces were run and where, most frequent first."""
     news: list[Cause]
@@ -86,6 +90,7 @@ class Report:
             ("metadata cache", _share(self.metadata_hits, self.metadata_misses)),
             ("syncs", f"{self.syncs}"),
             ("relayouts", f"{self.relayouts}"),
+            ("CUDA graphs", f"{self.graphs} captured, {self.graph_runs} runs"),
             ("recording", f"{self.seconds_recording:.3f} s"),
             ("running", f"{self.seconds_running:.3f} s"),
             ("compiled", f"{self.compiles} traces, {self.cache_hits} from disk"),

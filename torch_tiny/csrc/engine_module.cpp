@@ -202,6 +202,7 @@ void bind_engine(py::module& m) {
     Compiler::get().mode = mode == "uop" ? Mode::kUop : mode == "auto" ? Mode::kAuto : Mode::kAten;
   });
   m.def("set_validate", [](bool on) { Compiler::get().validates = on; });
+  m.def("set_cuda_graphs", [](bool on) { uses_graphs = on; });
   m.def("next_job", &next_job);
   m.def("listen", [](bool on) {
     Compiler::get().listens = on;

@@ -103,9 +103,14 @@ void push_arguments(
 // Runs an operator that draws from the host's default generator on numbers of tiny's generator.
 void call_with_generator(const Operator& op, c10::DeviceIndex index, c10::Stack& stack);
 
+// Drops the warnings of an operator.
+void call_silently(const Operator& op, c10::Stack& stack);
+
 inline void call_on_host(const Operator& op, c10::DeviceIndex index, c10::Stack& stack) {
   if (C10_UNLIKELY(op.hidden_generator)) {
     call_with_generator(op, index, stack);
+  } else if (C10_UNLIKELY(op.warns_in_vain)) {
+    call_silently(op, stack);
   } else if (C10_UNLIKELY(op.asks_grad_mode)) {
     const c10::AutoGradMode grad(true);  // a backward pass may have been recorded after it
     op.handle.callBoxed(stack);

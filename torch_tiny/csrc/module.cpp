@@ -53,6 +53,8 @@ py::dict metrics() {
     total.metadata_misses += one.metadata_misses;
     total.syncs += one.syncs;
     total.relayouts += one.relayouts;
+    total.graphs += one.graphs;
+    total.graph_runs += one.graph_runs;
     total.seconds_recording += one.seconds_recording;
     total.seconds_running += one.seconds_running;
     for (const auto& [cause, count] : one.causes) {
@@ -92,6 +94,8 @@ py::dict metrics() {
   result["metadata_misses"] = total.metadata_misses;
   result["syncs"] = total.syncs;
   result["relayouts"] = total.relayouts;
+  result["graphs"] = total.graphs;
+  result["graph_runs"] = total.graph_runs;
   result["causes"] = listed(total.causes);
   result["news"] = listed(total.news);
   result["seconds_recording"] = total.seconds_recording;

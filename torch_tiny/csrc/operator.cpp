@@ -160,6 +160,7 @@ Operator::Operator(const c10::OperatorHandle& op)
   }
   bumps_versions = name.rfind("aten::_foreach_", 0) == 0 && writes_any;
   asks_grad_mode = name == "aten::mkldnn_rnn_layer";
+  warns_in_vain = name == "aten::_cudnn_rnn";  // weights are in one piece on plain CUDA only
   hidden_generator = op.hasTag(at::Tag::nondeterministic_seeded) && !has_generator;
   floats_matter = !tensor_inputs;
   takes_cpu_tensors = name == "aten::copy_";

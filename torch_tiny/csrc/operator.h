@@ -27,6 +27,7 @@ struct Operator {
   bool masks_matter = false;       // indexing: the size of the result depends on data in masks only
   bool hidden_generator = false;   // draws random numbers but takes no generator
   bool asks_grad_mode = false;     // whether to save what only a backward pass needs
+  bool warns_in_vain = false;      // of what a program on this device cannot change
   bool floats_matter = false;      // e.g. arange: float arguments decide the size
   bool bumps_versions = false;     // of the lists it writes: autograd leaves that to the kernel
   bool takes_cpu_tensors = false;  // a copy: its source may be anywhere

@@ -26,8 +26,8 @@ void push_results(
   for (size_t i = 0; i < op.returns.size(); ++i) {
     if (op.returns[i] >= 0) {
       results.push_back(arguments[op.returns[i]]);
-    } else if (signature.list_sizes[i] == Signature::kSize) {
-      results.emplace_back(signature.sizes[i]);
+    } else if (signature.list_sizes[i] == Signature::kConstant) {
+      results.emplace_back(signature.constants[i]);
     } else if (signature.list_sizes[i] == Signature::kTensor) {
       results.emplace_back(fresh_result(queue, *next++, device));
     } else {
@@ -51,9 +51,12 @@ void replace(c10::Stack* stack, size_t count, c10::SmallVectorImpl<c10::IValue>&
 // Whether the results are memory of their own on this device. Some kernels return an argument or a
 // view of it without saying so, and CUDA's attention a seed on the CPU: those run each time.
 bool are_fresh(
-    const Operator& op, c10::ArrayRef<c10::IValue> results, c10::ArrayRef<at::Tensor> arguments) {
+    const Signature& signature,
+    c10::ArrayRef<c10::IValue> results,
+    c10::ArrayRef<at::Tensor> arguments) {
   for (size_t i = 0; i < results.size(); ++i) {
-    if (op.returns[i] >= 0 || !results[i].isTensor() || !results[i].toTensor().defined()) {
+    if (signature.op->returns[i] >= 0 || signature.list_sizes[i] == Signature::kConstant ||
+        !results[i].isTensor() || !results[i].toTensor().defined()) {
       continue;
     }
     const auto& result = results[i].toTensor();
@@ -68,10 +71,22 @@ bool are_fresh(
   return true;
 }
 
+bool is_without_dropout(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  const auto& schema = op.handle.schema().arguments();
+  for (size_t i = 0; i < schema.size(); ++i) {
+    if (schema[i].name() == "dropout_p") {
+      return arguments[i].isDouble() && arguments[i].toDouble() == 0;
+    }
+  }
+  return false;
+}
+
 // The first call of its kind runs now, and what its results look like is remembered. PyTorch's
 // meta functions could foretell it, but in Python, and not always what the kernel does.
 void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& arguments) {
-  auto signature = make_signature(op, torch::jit::last(*stack, op.writes.size()), arguments);
+  const auto given = torch::jit::last(*stack, op.writes.size());
+  auto signature = make_signature(op, given, arguments);
+  const bool without_dropout = is_without_dropout(op, given);
   {
     std::lock_guard lock(queue.mutex);
     ++queue.metrics.metadata_misses;
@@ -96,7 +111,8 @@ void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& 
     }
   }
   const auto results = torch::jit::last(*stack, op.returns.size());
-  if (!describe_results(*signature, results) || !are_fresh(op, results, tensors)) {
+  if (!describe_results(*signature, results, without_dropout) ||
+      !are_fresh(*signature, results, tensors)) {
     return;
   }
   if (!op.builtin && !meta_agrees(*signature, arguments)) {

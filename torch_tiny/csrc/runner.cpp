@@ -78,6 +78,10 @@ void Runner::run() {
   }
 }
 
+void Runner::place(uint32_t slot, c10::Storage memory) {
+  states_[slot].memory = std::move(memory);
+}
+
 void Runner::fail_all(const std::string& why) {
   const auto error = std::make_exception_ptr(
       c10::Error({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, why));
@@ -315,7 +319,7 @@ void Runner::run_call(const Call& call) {
   call_on_host(*signature.op, device_, stack_);
   size_t next = 0;
   for (size_t i = 0; i < stack_.size(); ++i) {
-    if (signature.op->returns[i] >= 0 || signature.list_sizes[i] == Signature::kSize) {
+    if (signature.op->returns[i] >= 0 || signature.list_sizes[i] == Signature::kConstant) {
       continue;
     }
     if (signature.list_sizes[i] == Signature::kTensor) {

@@ -17,6 +17,8 @@ class Runner {
   Runner(Trace& trace, const Plan& plan, c10::DeviceIndex device);
 
   void run();
+  // Uses this memory for a slot in place of its own. Before running.
+  void place(uint32_t slot, c10::Storage memory);
   // Nothing is run: all results of the trace raise this.
   void fail_all(const std::string& why);
 

@@ -88,10 +88,11 @@ std::unique_ptr<Signature> make_signature(
   return signature;
 }
 
-bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned) {
+bool describe_results(
+    Signature& signature, c10::ArrayRef<c10::IValue> returned, bool without_dropout) {
   signature.results.clear();
   signature.list_sizes.clear();
-  signature.sizes.assign(returned.size(), 0);
+  signature.constants.assign(returned.size(), {});
   signature.fresh_bytes = 0;
   const auto& op = *signature.op;
   for (size_t i = 0; i < returned.size(); ++i) {
@@ -99,9 +100,11 @@ bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned)
       signature.list_sizes.push_back(Signature::kTensor);
       continue;
     }
-    if (returned[i].isInt()) {
-      signature.list_sizes.push_back(Signature::kSize);
-      signature.sizes[i] = returned[i].toInt();
+    const bool is_seed = without_dropout && returned[i].isTensor() &&
+        returned[i].toTensor().defined() && returned[i].toTensor().device().is_cpu();
+    if (returned[i].isInt() || is_seed) {
+      signature.list_sizes.push_back(Signature::kConstant);
+      signature.constants[i] = returned[i];
       continue;
     }
     const bool is_list = returned[i].isTensorList();

@@ -50,6 +50,7 @@ class Engine:
     def start(self) -> None:
         """Begin to serve the core; nothing is started before there is something to compile."""
         _C.set_validate(self.settings.validate)
+        _C.set_cuda_graphs(self.settings.cuda_graphs)
         if self.settings.mode == "uop" or self.settings.validate:
             _C.set_compile_now(self._compile_now)
             _C.set_mode("uop")
