@@ -141,7 +141,7 @@ def _call(number: int, given: dict[str, Any]) -> Call:
     if schema is None:
         call.args = [*args, UNKNOWN]
         return call
-    names = written(given["op"])
+    names = written(given["op"], args)
     for i, argument in enumerate(schema.arguments):
         if argument.name in names:
             value = args[i] if isinstance(args[i], list) else [args[i]]

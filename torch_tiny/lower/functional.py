@@ -1,7 +1,7 @@
 """Which rule a call has: its own, or one derived from its schema."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,13 +87,14 @@ def is_heavy(op: str) -> bool:
     return plan is not None and (plan.base in _HEAVY or plan.base not in RULES)
 
 
-def written(op: str) -> tuple[str, ...]:
+def written(op: str, args: Sequence[Any]) -> tuple[str, ...]:
     """The names of the arguments that a call writes; native_batch_norm only when training."""
-    return _UNDECLARED_WRITES.get(op) or tuple(a.name for a in _written(_schema(op)))
+    if op == "aten::native_batch_norm":  # whose schema does not say so
+        return ("running_mean", "running_var") if args[_TRAINING] else ()
+    return tuple(a.name for a in _written(_schema(op)))
 
 
-# Its schema does not say so.
-_UNDECLARED_WRITES = {"aten::native_batch_norm": ("running_mean", "running_var")}
+_TRAINING = 5  # the place of native_batch_norm's argument
 
 
 @dataclass(frozen=True)
@@ -144,13 +145,12 @@ def _out(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
     name = op.partition(".")[0]
     if not count:
         return None
-    inputs = [str(a.type) + a.name for a in schema.arguments if not a.is_out]
+    inputs = _described(a for a in schema.arguments if not a.is_out)
     for overload in _overloads(name):
         other = _schema(f"{name}.{overload}".removesuffix(".default"))
         if other is None or any(a.is_out for a in other.arguments):
             continue
-        own = [a for a in other.arguments if a.name not in _TENSOR_OPTIONS]
-        if [str(a.type) + a.name for a in own] == inputs:
+        if _described(other.arguments) == inputs:
             plan = _plan(f"{name}.{overload}".removesuffix(".default"))
             break
     else:
@@ -161,7 +161,7 @@ def _out(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
     def apply(bound: list[Any]) -> Results:
         given, outs = bound[:-count], bound[-count:]
         named = dict(zip((a.name for a in schema.arguments), given, strict=False))
-        named["dtype"] = named.get("dtype", outs[0].dtype)
+        named["dtype"] = named.get("dtype") or outs[0].dtype
         full = [named.get(a.name) for a in plan.schema.arguments]
         results = plan.apply(full)
         return tuple(
@@ -169,6 +169,10 @@ def _out(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
         )
 
     return _Plan(schema, apply, plan.base)
+
+
+def _described(arguments: Iterable[Any]) -> list[str]:
+    return [str(a.type) + a.name for a in arguments if a.name not in _TENSOR_OPTIONS]
 
 
 # Of a functional overload that makes a tensor: with out= they are the tensor's.
