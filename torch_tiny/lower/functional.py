@@ -9,9 +9,11 @@ import torch
 
 from torch_tiny.lower import (
     activation,
+    complex_rules,
     creation,
     decompose,
     elementwise,
+    fft,
     index,
     matmul,
     movement,
@@ -22,12 +24,13 @@ from torch_tiny.lower import (
     sort,
     special,
 )
-from torch_tiny.lower.promote import Lifted, NoLowering, cast
+from torch_tiny.lower.complex_rules import ComplexRule
+from torch_tiny.lower.complex_value import Complex, as_value, is_complex
+from torch_tiny.lower.promote import Lifted, NoLowering
 from torch_tiny.lower.tools import Rule
 from torch_tiny.uops import UOp
-from torch_tiny.views import int_shape
 
-Results = tuple[UOp | None, ...]
+Results = tuple[UOp | Complex | None, ...]
 
 _FAMILIES = (
     activation, creation, elementwise, index, matmul, movement, nn, optim, pool, reduce, sort,
@@ -36,10 +39,15 @@ _FAMILIES = (
 RULES: dict[str, Rule] = {
     f"aten::{name}": rule for family in _FAMILIES for name, rule in family.TABLE.items()
 }
+COMPLEX_RULES: dict[str, ComplexRule] = {
+    f"aten::{name}": rule for family in (complex_rules, fft) for name, rule in family.TABLE.items()
+}
+# These make complex tensors of real ones.
+_ALWAYS_COMPLEX = {f"aten::{name}" for name in (*fft.TABLE, "complex", "polar", "view_as_complex")}
 
 # More work than elements: worth compiling only where there is nothing else to run them on.
 _HEAVY = {
-    *(f"aten::{name}" for name in (*matmul.TABLE, *sort.TABLE)),
+    *(f"aten::{name}" for name in (*matmul.TABLE, *sort.TABLE, *fft.TABLE)),
     *(
         f"aten::{name}"
         for name in index.TABLE
@@ -84,7 +92,7 @@ def is_heavy(op: str) -> bool:
     What a decomposition does is not known before it is traced; attention is among them.
     """
     plan = _plan(op)
-    return plan is not None and (plan.base in _HEAVY or plan.base not in RULES)
+    return plan is not None and (plan.base in _HEAVY or not _has_rule(plan.base))
 
 
 def written(op: str, args: Sequence[Any]) -> tuple[str, ...]:
@@ -110,13 +118,26 @@ def _plan(op: str) -> _Plan | None:
     schema = _schema(op)
     if schema is None:
         return None
-    if op in RULES:
-        return _Plan(schema, lambda bound: _results(RULES[op](*bound)), op)
+    if _has_rule(op):
+        return _Plan(schema, lambda bound: _results(_rule(op, bound)(*bound)), op)
     for derive in (_in_place, _out, _foreach, _decomposed):
         plan = derive(op, schema)
         if plan is not None:
             return plan
     return None
+
+
+def _has_rule(op: str) -> bool:
+    return op in RULES or op in COMPLEX_RULES
+
+
+def _rule(op: str, bound: list[Any]) -> ComplexRule:
+    rule: ComplexRule | None = RULES.get(op)
+    if op in _ALWAYS_COMPLEX or is_complex(bound):
+        rule = COMPLEX_RULES.get(op)
+    if rule is None:
+        raise NoLowering("no rule for complex numbers" if op in RULES else "for complex numbers")
+    return rule
 
 
 def _in_place(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
@@ -165,7 +186,7 @@ def _out(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
         full = [named.get(a.name) for a in plan.schema.arguments]
         results = plan.apply(full)
         return tuple(
-            None if r is None else cast(r, out.dtype) for r, out in zip(results, outs, strict=True)
+            None if r is None else as_value(r, out) for r, out in zip(results, outs, strict=True)
         )
 
     return _Plan(schema, apply, plan.base)
@@ -198,7 +219,7 @@ def _foreach(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
 
     def apply(bound: list[Any]) -> Results:
         lists = [i for i, a in enumerate(schema.arguments) if "List[" in str(a.type)]
-        results: list[UOp | None] = []
+        results: list[UOp | Complex | None] = []
         for n in range(len(bound[lists[0]])):
             row = [v[n] if i in lists else v for i, v in enumerate(bound)]
             if overload == "Tensor" and base in ("addcdiv", "addcmul"):
@@ -239,20 +260,26 @@ def _decomposed(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
                 raise NoLowering("its decomposition needs itself")
             return lower(name, args, kwargs)
 
-        return decompose.lower_by_tracing(overload, bound, step, lambda name: name in RULES)
+        return decompose.lower_by_tracing(overload, bound, step, _has_rule)
 
     return _Plan(schema, apply, op)
 
 
-def _results(value: UOp | tuple[UOp | None, ...]) -> Results:
-    return (value,) if isinstance(value, UOp) else tuple(value)
+def _results(value: UOp | Complex | Results) -> Results:
+    return (value,) if isinstance(value, UOp | Complex) else tuple(value)
 
 
-def _as_targets(results: Results, targets: Sequence[UOp]) -> Results:
+def _as_targets(results: Results, targets: Sequence[UOp | Complex]) -> Results:
     return tuple(
-        None if r is None else cast(r, t.dtype).expand(int_shape(t))
+        None if r is None else _expanded(as_value(r, t), t.shape)
         for r, t in zip(results, targets, strict=True)
     )
+
+
+def _expanded(value: UOp | Complex, shape: tuple[Any, ...]) -> UOp | Complex:
+    if isinstance(value, Complex):
+        return value.each(lambda part: part.expand(shape))
+    return value.expand(shape)
 
 
 def _bound(
@@ -277,8 +304,8 @@ def _written(schema: torch._C.FunctionSchema | None) -> list[Any]:
     return [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
-def _written_tensors(schema: torch._C.FunctionSchema, bound: list[Any]) -> list[UOp]:
-    tensors: list[UOp] = []
+def _written_tensors(schema: torch._C.FunctionSchema, bound: list[Any]) -> list[UOp | Complex]:
+    tensors: list[UOp | Complex] = []
     for argument, value in zip(schema.arguments, bound, strict=True):
         if argument.alias_info is not None and argument.alias_info.is_write:
             tensors += value if isinstance(value, list | tuple) else [value]
