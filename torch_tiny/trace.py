@@ -23,6 +23,9 @@ DTYPES = {
     "BFloat16": torch.bfloat16,
     "Float": torch.float32,
     "Double": torch.float64,
+    "ComplexHalf": torch.complex32,
+    "ComplexFloat": torch.complex64,
+    "ComplexDouble": torch.complex128,
 }
 
 
@@ -33,6 +36,10 @@ class Tensor:
     slot: int
     dtype: torch.dtype
     spec: ViewSpec
+    conj: bool = False
+    """The elements are the conjugates of what is in memory."""
+    neg: bool = False
+    """They are its negatives."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +148,7 @@ def _call(number: int, given: dict[str, Any]) -> Call:
     if schema is None:
         call.args = [*args, UNKNOWN]
         return call
-    names = written(given["op"])
+    names = written(given["op"], args)
     for i, argument in enumerate(schema.arguments):
         if argument.name in names:
             value = args[i] if isinstance(args[i], list) else [args[i]]
@@ -167,6 +174,9 @@ _SCALAR_TYPES = {
     5: torch.float16,
     6: torch.float32,
     7: torch.float64,
+    8: torch.complex32,
+    9: torch.complex64,
+    10: torch.complex128,
     11: torch.bool,
     15: torch.bfloat16,
 }
@@ -185,10 +195,11 @@ def _argument(given: Any) -> Any:
 
 
 def _tensor(given: list[Any]) -> Tensor | Unknown:
-    slot, offset, dtype, sizes, strides = given
+    slot, offset, dtype, sizes, strides, *bits = given
     if dtype not in DTYPES:
         return UNKNOWN
-    return Tensor(slot, DTYPES[dtype], ViewSpec(tuple(sizes), tuple(strides), offset))
+    spec = ViewSpec(tuple(sizes), tuple(strides), offset)
+    return Tensor(slot, DTYPES[dtype], spec, *(bool(bit) for bit in bits))
 
 
 def _captured(given: list[Any]) -> Value | Unknown:
@@ -210,6 +221,7 @@ _READERS: dict[str, Callable[[list[Any]], Any]] = {
     "t": _tensor,
     "v": _captured,
     "d": lambda given: Value(given[0], torch.float64, True, _KNOWN_FLOATS.get(given[1])),
+    "z": lambda given: Value(given[0], torch.complex128, True),
     "l": lambda given: [_argument(item) for item in given],
     "i": lambda given: given[0],
     "b": lambda given: given[0],
@@ -221,7 +233,7 @@ _READERS: dict[str, Callable[[list[Any]], Any]] = {
 def _result(given: Any, slot: int) -> Tensor | Unknown | None:
     if given is None:
         return None
-    if len(given) == 1 or given[0] not in DTYPES:
+    if given[0] not in DTYPES:
         return UNKNOWN
-    dtype, sizes, strides, offset = given
-    return Tensor(slot, DTYPES[dtype], ViewSpec(tuple(sizes), tuple(strides), offset))
+    dtype, sizes, strides, offset, *bits = given
+    return _tensor([slot, offset, dtype, sizes, strides, *bits])

@@ -278,6 +278,16 @@ void* Runner::pointer(const RegionBuffer& buffer) {
     return memory_of(buffer.slot).mutable_data();
   }
   const auto& given = trace_.values[trace_.calls[buffer.call].first_value + buffer.value];
+  if (given.isComplexDouble()) {
+    const auto complex = given.toComplexDouble();
+    auto& part = numbers_.emplace_back();
+    part.real = buffer.item == 0 ? complex.real() : complex.imag();
+    return &part;
+  }
+  if (given.isTensor() && given.toTensor().is_complex()) {
+    const auto size = given.toTensor().element_size() / 2;
+    return static_cast<char*>(given.toTensor().mutable_data_ptr()) + buffer.item * size;
+  }
   const auto value = buffer.item < 0 ? given : given.toList().get(buffer.item);
   if (!value.isTensor()) {
     auto& number = numbers_.emplace_back();

@@ -254,7 +254,7 @@ def _key(trace: Trace, calls: list[Call], needed_after: set[int]) -> str:
     def plain(item: Any) -> Any:
         if isinstance(item, Tensor):
             slot = slots.setdefault(item.slot, len(slots))
-            return ("t", slot, str(item.dtype), repr(item.spec))
+            return ("t", slot, str(item.dtype), repr(item.spec), item.conj, item.neg)
         if isinstance(item, list):
             return [plain(one) for one in item]
         return repr(item)

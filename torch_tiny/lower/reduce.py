@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 
-from torch_tiny.lower.arithmetic import absolute, exp, is_nan, log
+from torch_tiny.lower.arithmetic import absolute, exp, is_nan, log, maximum
 from torch_tiny.lower.promote import (
+    Lifted,
     Number,
     as_uop,
     cast,
     float_dtype,
     is_float,
-    known,
     math_dtype,
 )
 from torch_tiny.lower.tools import (
@@ -87,8 +87,9 @@ def var_mean(
     n = count(x, over)
     average = total(wide, over, keepdim=True) / float(n)
     centered = wide - average
-    degrees = n - (1 if correction is None else known(correction, "correction"))
-    variance = total(centered * centered, over, keepdim) / full((), max(0.0, degrees), wide.dtype)
+    degrees = float(n) - as_uop(1 if correction is None else correction, wide.dtype)
+    degrees = maximum(degrees, full((), 0, wide.dtype))
+    variance = total(centered * centered, over, keepdim) / degrees
     shape = kept_shape(int_shape(x), over, keepdim)
     return cast(variance, x.dtype), cast(average.reshape(shape), x.dtype)
 
@@ -127,7 +128,7 @@ def vector_norm(
 ) -> UOp:
     result = to_dtype(dtype, float_dtype(x.dtype))
     size = absolute(cast(x, result).cast(math_dtype(result)))
-    over, p = wrap_dims(dims, x.ndim), known(ord_, "ord")
+    over = wrap_dims(dims, x.ndim)
     rules: dict[float, Callable[[], UOp]] = {
         math.inf: lambda: amax(size, over, keepdim),
         -math.inf: lambda: amin(size, over, keepdim),
@@ -135,10 +136,11 @@ def vector_norm(
         1.0: lambda: total(size, over, keepdim),
         2.0: lambda: call("sqrt", total(size * size, over, keepdim)),
     }
-    root = rules.get(float(p)) or (
-        lambda: call("pow", total(call("pow", size, float(p)), over, keepdim), 1.0 / p)
-    )
-    return cast(root(), result)
+    rule = None if isinstance(ord_, Lifted) else rules.get(float(ord_))
+    if rule is not None:
+        return cast(rule(), result)
+    p = as_uop(ord_, size.dtype)
+    return cast(call("pow", total(call("pow", size, p), over, keepdim), p.reciprocal()), result)
 
 
 def _norm(x: UOp, p: Number | None, dims: Dims, keepdim: bool, dtype: DType | None = None) -> UOp:
@@ -160,14 +162,14 @@ def _cdist_backward(grad: UOp, a: UOp, b: UOp, p: Number, distances: UOp) -> UOp
     difference = a.unsqueeze(-2) - b.unsqueeze(-3)
     size, far = absolute(difference), distances.unsqueeze(-1)
     sign = call("copysign", difference.ne(0).cast(a.dtype), difference)
-    power = float(known(p, "p"))
-    if power == math.inf:
+    if p == math.inf:
         slope = size.eq(far).where(sign, full((), 0, a.dtype))
-    elif power == 0:
+    elif p == 0:
         return full_like(a, 0)
     else:
         # d|x|/dx is 0 where x is, whatever the power says.
-        steep = call("pow", size, power - 1.0) / call("pow", far, power - 1.0)
+        power = as_uop(p, a.dtype) - 1.0
+        steep = call("pow", size, power) / call("pow", far, power)
         slope = (size.eq(0) | far.eq(0)).where(full_like(size, 0), sign * steep)
     return total(slope * grad.unsqueeze(-1), (difference.ndim - 2,))
 
@@ -299,4 +301,8 @@ TABLE: dict[str, Rule] = {
     "cummax": _cumulative_best,
     "cummin": _cumulative_least,
     "logcumsumexp": _logcumsumexp,
+    "_logcumsumexp": _logcumsumexp,
+    # They write the two tensors that they are given after x.
+    "_cummax_helper": lambda x, _values, _index, dim: _cumulative_best(x, dim),
+    "_cummin_helper": lambda x, _values, _index, dim: _cumulative_least(x, dim),
 }
