@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -54,6 +54,7 @@ from tinygrad.uop import GroupOp, Ops
 from tinygrad.uop.movement import mop_cleanup
 from tinygrad.uop.ops import (
     AxisType,
+    KernelInfo,
     PatternMatcher,
     UOp,
     UPat,
@@ -80,6 +81,7 @@ __all__ = [
     "Ops",
     "PatternMatcher",
     "Renderer",
+    "Routine",
     "Target",
     "UOp",
     "UPat",
@@ -94,6 +96,8 @@ __all__ = [
     "identity_element",
     "lower_kernel",
     "native_half_casts",
+    "routine_of",
+    "routine_results",
     "schedule",
     "seal_floats",
     "simplified",
@@ -143,6 +147,35 @@ def called_name(u: UOp) -> str | None:
 def combined(name: str, x: UOp) -> UOp:
     """What the threads of a group make of their x together; `called_name` gives the name."""
     return _sealed(name, x.dtype, (x,))
+
+
+@dataclass(frozen=True)
+class Routine:
+    """A kernel that is not made of values: torch_tiny.linalg knows how to write it for a target.
+
+    It works on `batch` matrices; sizes: type and elements of each argument, for one of them.
+    """
+
+    name: str
+    numbers: tuple[int, ...]
+    batch: int
+    sizes: tuple[tuple[DType, int], ...]
+
+
+def routine_results(routine: Routine, count: int, inputs: Sequence[UOp]) -> list[UOp]:
+    """Its first `count` arguments are fresh buffers that it fills."""
+    fresh = [
+        UOp.new_buffer(DEVICE, routine.batch * size, dtype, next(_fresh))
+        for dtype, size in routine.sizes[:count]
+    ]
+    kernel = UOp.sink(arg=_RoutineInfo(name=routine.name, routine=routine)).call(*fresh, *inputs)
+    return [buffer.after(kernel) for buffer in fresh]
+
+
+def routine_of(call: UOp) -> Routine | None:
+    """What a kernel of the schedule is, if it is not made of loops around a store."""
+    info = call.src[0].arg
+    return info.routine if isinstance(info, _RoutineInfo) else None
 
 
 def seal_floats(sink: UOp) -> UOp:
@@ -232,6 +265,13 @@ def lower_kernel(
 
 
 # --- how it is done ---
+
+_fresh = itertools.count(1 << 24)  # apart from the buffers that the schedule makes
+
+
+@dataclass(frozen=True)
+class _RoutineInfo(KernelInfo):
+    routine: Routine | None = None
 
 
 def _rewritten(u: UOp, passes: PatternMatcher, bottom_up: bool = False) -> UOp:

@@ -94,6 +94,23 @@ static inline float tt_expf(float x) {
   return p * first * (tt_bits){.bits = (uint32_t)(n - half + 127) << 23}.value;
 }
 """
+# A lane of a vector for each matrix: see c_lanes.py.
+_VECTORS = """
+typedef {f} {v} __attribute__((vector_size(64)));
+typedef {i} {w} __attribute__((vector_size(64)));
+static inline {v} {v}_pick({w} m, {v} a, {v} b) {{ return ({v})((({w})a & m) | (({w})b & ~m)); }}
+static inline {w} {w}_pick({w} m, {w} a, {w} b) {{ return (a & m) | (b & ~m); }}
+static inline {v} {v}_sqrt({v} x) {{
+  for (int l = 0; l < {n}; l++) x[l] = __builtin_sqrt{s}(x[l]);
+  return x;
+}}
+static inline _Bool {w}_any({w} m) {{
+  {i} any = 0;
+  for (int l = 0; l < {n}; l++) any |= m[l];
+  return any != 0;
+}}
+static inline {v} {v}_of({w} x) {{ return __builtin_convertvector(x, {v}); }}
+"""
 _OWN = {("exp", dtypes.float32): "tt_expf"}
 
 HELPERS = (
@@ -101,6 +118,8 @@ HELPERS = (
     + _COMPARISONS.format(t="double", f="", n="0x7ffffffffffff")
     + _HALVES
     + _EXP
+    + _VECTORS.format(f="float", i="int32_t", v="tt_f16", w="tt_i16", n=16, s="f")
+    + _VECTORS.format(f="double", i="int64_t", v="tt_f8", w="tt_i8", n=8, s="")
 )
 
 

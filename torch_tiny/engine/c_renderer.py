@@ -11,6 +11,7 @@ import numpy as np
 from torch_tiny.engine import c_math
 from torch_tiny.uops import (
     AddrSpace,
+    AxisType,
     DType,
     Ops,
     Renderer,
@@ -78,10 +79,17 @@ class Function:
     uses: Counter[UOp] = field(default_factory=Counter)
     lines: list[str] = field(default_factory=list)
     prototypes: set[str] = field(default_factory=set)
+    independent: set[UOp] = field(default_factory=set)
     depth: int = 1
+    made: int = 0
 
     def emit(self, line: str) -> None:
         self.lines.append("  " * self.depth + line)
+
+    def new(self, prefix: str) -> str:
+        """A name. A routine may compute the same node again in another loop."""
+        self.made += 1
+        return f"{prefix}{self.made}"
 
 
 def render(
@@ -98,6 +106,7 @@ def render(
     function = Function({u: f"p{i}" for u, i in pointers.items()})
     function.uses = Counter(s for u in uops for s in u.src)
     reductions = _reductions(uops)
+    function.independent = _independent(uops)
     for u in uops:
         _render_one(function, u, reductions, divided)
     kinds = {i: _C_NAMES[u.dtype] for u, i in pointers.items()}
@@ -140,13 +149,15 @@ def _render_one(
         case Ops.BUFFER:
             kind, count = _C_NAMES[u.dtype], u.max_numel()
             scalar = u.addrspace is AddrSpace.REG and count == 1
-            f.names[u] = f"{'acc' if scalar else 'row'}{len(f.names)}"
+            f.names[u] = f.new("acc" if scalar else "row")
             f.emit(f"{kind} {f.names[u]};" if scalar else f"{kind} {f.names[u]}[{count}];")
         case Ops.RANGE:
-            f.names[u] = f"i{len(f.names)}"
+            f.names[u] = f.new("i")
             if u in reductions:
                 clauses = (f"reduction({op}:{f.names[acc]})" for op, acc in reductions[u])
                 f.emit(f"#pragma omp simd {' '.join(clauses)}")
+            elif u in f.independent:
+                f.emit("#pragma omp simd")
             i, kind = f.names[u], _kind(f, u)
             first, last = ("begin", "end") if u is divided else ("0", _operand(f, u.src[0]))
             f.emit(f"for ({kind} {i} = {first}; {i} < {last}; {i}++) {{")
@@ -183,7 +194,7 @@ def _assign(f: Function, u: UOp, text: str, inline: bool) -> None:
     if inline:
         f.names[u] = text
         return
-    f.names[u] = f"v{len(f.names)}"
+    f.names[u] = f.new("v")
     f.emit(f"{_kind(f, u)} {f.names[u]} = {text};")
 
 
@@ -261,7 +272,21 @@ def constant(value: object, dtype: DType) -> str:
     return text if number >= 0 else f"({text})"
 
 
-# --- reductions ---
+# --- loops for the vector unit ---
+
+
+def _independent(uops: Sequence[UOp]) -> set[UOp]:
+    """Innermost loops whose iterations do not depend on each other, by their kind."""
+    found: set[UOp] = set()
+    inner: UOp | None = None
+    for u in uops:
+        if u.op is Ops.RANGE:
+            inner = u
+        elif u.op is Ops.END:
+            if inner is not None and inner.arg[-1] is AxisType.LOCAL:
+                found.add(inner)
+            inner = None
+    return found
 
 
 def _reductions(uops: Sequence[UOp]) -> dict[UOp, list[tuple[str, UOp]]]:
@@ -277,6 +302,8 @@ def _reductions(uops: Sequence[UOp]) -> dict[UOp, list[tuple[str, UOp]]]:
             loop, effects = opened.pop()
             if opened:
                 opened[-1][1].append(u)
+            if loop.arg[-1] is AxisType.LOOP:  # in this order, whatever it looks like
+                continue
             accumulations = [_accumulation(e) for e in effects]
             if accumulations and None not in accumulations:
                 found[loop] = [a for a in accumulations if a is not None]

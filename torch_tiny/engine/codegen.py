@@ -3,7 +3,7 @@
 import ctypes
 import itertools
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from torch_tiny.engine.codegen_fuse import fuse, without_copies
 from torch_tiny.engine.codegen_loops import cut_reductions, shape_loops
 from torch_tiny.engine.codegen_nest import Nest
 from torch_tiny.engine.codegen_place import Body, Kernel, Program, place
+from torch_tiny.engine.codegen_routine import RoutineStep, written
 from torch_tiny.uops import (
     Context,
     DType,
@@ -25,10 +26,13 @@ from torch_tiny.uops import (
     called_name,
     flatten_kernel,
     lower_kernel,
+    routine_of,
     schedule,
     seal_floats,
     sink_of,
 )
+
+Step = Nest | RoutineStep
 
 __all__ = ["VARIANTS", "Kernel", "Program", "compile_shared_object", "generate", "run"]
 
@@ -50,11 +54,16 @@ def generate(
     if variant not in VARIANTS:
         raise ValueError(f"no variant {variant!r}, there are {VARIANTS}")
     with Context(**SETTINGS):  # type: ignore[no-untyped-call]
-        nests, arguments = scheduled(buffers, outputs, variant == "fused")
-        nests = [n for nest in nests for n in cut_reductions(nest, arguments.temporary)]
-        kept = arguments.kept()
-        sinks = [n.sink() for n in nests] if variant == "separate" else fuse(nests, kept)
-        bodies = _lower(sinks)
+        steps, arguments = scheduled(buffers, outputs, variant == "fused")
+        bodies: list[Body] = []
+        for part, kept in parts(steps, arguments.kept()):
+            if isinstance(part, RoutineStep):
+                routine = written(part.routine)
+                bodies.append(Body(routine.uops, part.slots, routine))
+                continue
+            nests = [n for nest in part for n in cut_reductions(nest, arguments.temporary)]
+            sinks = [n.sink() for n in nests] if variant == "separate" else fuse(nests, kept)
+            bodies += _lower(sinks)
     return place(len(buffers), bodies, arguments.numbers)
 
 
@@ -87,11 +96,29 @@ SETTINGS = {"SCACHE": 0, "SPEC": 0, "PCONTIG": 0, "SPLIT_REDUCEOP": 0}  # of tin
 
 def scheduled(
     buffers: Sequence[tuple[DType, int]], outputs: Mapping[int, UOp], store_costly: bool
-) -> tuple[list[Nest], "Arguments"]:
+) -> tuple[list[Step], "Arguments"]:
     """The loops to run, in order, and what their PARAMs are."""
     calls = schedule(seal_floats(_stores(buffers, outputs)), _is_costly if store_costly else _never)
     arguments = Arguments()
-    return without_copies([_nest(c, arguments) for c in calls], arguments.kept()), arguments
+    return _without_copies([_step(c, arguments) for c in calls], arguments.kept()), arguments
+
+
+def parts(
+    steps: Sequence[Step], kept: set[int]
+) -> Iterator[tuple[list[Nest] | RoutineStep, set[int]]]:
+    """Routines, and what can be fused between them with the buffers that it has to leave behind."""
+    runs: list[list[Nest] | RoutineStep] = []
+    for step in steps:
+        if isinstance(step, RoutineStep):
+            runs.append(step)
+        elif runs and isinstance(runs[-1], list):
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    used = [run.slots if isinstance(run, RoutineStep) else _slots(run) for run in runs]
+    for number, run in enumerate(runs):
+        elsewhere = (slot for k, slots in enumerate(used) if k != number for slot in slots)
+        yield run, kept.union(elsewhere)
 
 
 def renumbered(sink: UOp) -> tuple[UOp, tuple[int, ...]]:
@@ -162,6 +189,27 @@ class Arguments:
         slot = 1000 + len(self.numbers)  # apart from the slots of any kernel
         self.numbers[slot] = number
         return buffer_param(slot, dtype, size)
+
+
+def _step(call: UOp, arguments: Arguments) -> Step:
+    routine = routine_of(call)
+    if routine is None:
+        return _nest(call, arguments)
+    return RoutineStep(routine, tuple(arguments.param(u).arg.slot for u in call.src[1:]))
+
+
+def _slots(nests: Sequence[Nest]) -> list[int]:
+    return [u.arg.slot for n in nests for u in (n.target, *(load.src[0] for load in n.loads))]
+
+
+def _without_copies(steps: Sequence[Step], kept: set[int]) -> list[Step]:
+    nests, homes = without_copies([s for s in steps if isinstance(s, Nest)], kept)
+    slots = {source.arg.slot: target.arg.slot for source, target in homes.items()}
+    return [
+        step.renamed(slots) if isinstance(step, RoutineStep) else nests[step]
+        for step in steps
+        if isinstance(step, RoutineStep) or step in nests
+    ]
 
 
 def _nest(call: UOp, arguments: Arguments) -> Nest:

@@ -47,8 +47,13 @@ def fuse(nests: Sequence[Nest], kept: set[int], limits: Limits = Limits()) -> li
     return sinks
 
 
-def without_copies(nests: Sequence[Nest], kept: set[int]) -> list[Nest]:
-    """What is copied whole from a temporary to a kept buffer is written there to begin with."""
+def without_copies(
+    nests: Sequence[Nest], kept: set[int]
+) -> tuple[dict[Nest, Nest], dict[UOp, UOp]]:
+    """What is copied whole from a temporary to a kept buffer is written there to begin with.
+
+    The nests that are left, by what they were, and where temporaries went.
+    """
     homes: dict[UOp, UOp] = {}
     copies: list[Nest] = []
     for nest in nests:
@@ -63,11 +68,12 @@ def without_copies(nests: Sequence[Nest], kept: set[int]) -> list[Nest]:
         ):
             homes[source] = nest.target
             copies.append(nest)
-    return [
-        Nest(n.loops, homes.get(n.target, n.target), n.index, n.value.substitute(homes))
+    left = {
+        n: Nest(n.loops, homes.get(n.target, n.target), n.index, n.value.substitute(homes))
         for n in nests
         if n not in copies
-    ]
+    }
+    return left, homes
 
 
 # --- which kernels go together ---

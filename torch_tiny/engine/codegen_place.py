@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torch_tiny.engine import c_math, c_renderer
+from torch_tiny.engine import c_lanes, c_math, c_renderer
+from torch_tiny.engine.codegen_routine import Written
+from torch_tiny.linalg.kernel import MATRICES, Style
 from torch_tiny.uops import AddrSpace, AxisType, Ops, UOp
 
 _ENOUGH_TO_DIVIDE = 64
@@ -36,6 +38,7 @@ class Body:
 
     uops: tuple[UOp, ...]
     slots: tuple[int, ...]
+    routine: Written | None = None
 
     def params(self) -> list[UOp]:
         return [u for u in self.uops if u.op is Ops.PARAM]
@@ -90,10 +93,24 @@ def _kernel(name: str, body: Body, arguments: tuple[int, ...]) -> tuple[Kernel, 
     """arguments: for each PARAM its place in the kernel's buffers."""
     pointers = dict(zip(body.params(), arguments, strict=True))
     written = {pointers[_buffer(u)] for u in body.uops if _is_global_store(u)}
+    if body.routine is not None:
+        return _routine(name, body.routine, pointers, written)
     divided = _divided_loop(body.uops)
     source, prototypes = c_renderer.render(name, body.uops, pointers, written, divided)
     parallel = 1 if divided is None else int(divided.vmax) + 1
     return Kernel(name, source, (), parallel, _work(body.uops)), prototypes
+
+
+def _routine(
+    name: str, routine: Written, pointers: Mapping[UOp, int], written: set[int]
+) -> tuple[Kernel, set[str]]:
+    uops, work = routine.uops, _work(routine.uops)
+    if routine.style is Style.LANES:
+        text = c_lanes.render(name, uops, pointers, written, routine.batch, routine.dtype)
+        return Kernel(name, text, (), routine.parallel, work), set()
+    matrices = next(u for u in uops if u.op is Ops.RANGE and u.arg[-1] is MATRICES)
+    source, prototypes = c_renderer.render(name, uops, pointers, written, matrices)
+    return Kernel(name, source, (), routine.parallel, work), prototypes
 
 
 def _divided_loop(body: Sequence[UOp]) -> UOp | None:

@@ -11,12 +11,22 @@ from dataclasses import dataclass, field
 
 from torch_tiny.engine import cuda_renderer
 from torch_tiny.engine.c_renderer import c_name
-from torch_tiny.engine.codegen import SETTINGS, renumbered, scheduled
+from torch_tiny.engine.codegen import SETTINGS, parts, renumbered, scheduled
 from torch_tiny.engine.codegen_fuse import Limits, fuse
 from torch_tiny.engine.codegen_loops import cut_reductions
 from torch_tiny.engine.codegen_nest import Nest, extent
+from torch_tiny.engine.codegen_routine import RoutineStep
 from torch_tiny.engine.cuda_compile import compile, why_no_compiler  # noqa: A004
-from torch_tiny.engine.cuda_shape import WARP, CannotShapeError, Launch, Shape
+from torch_tiny.engine.cuda_shape import (
+    MOST_THREADS,
+    ROWS_PER_BLOCK,
+    WARP,
+    CannotShapeError,
+    Launch,
+    Shape,
+)
+from torch_tiny.linalg.kernel import Style
+from torch_tiny.linalg.routine import emitted
 from torch_tiny.uops import (
     AddrSpace,
     Context,
@@ -40,6 +50,8 @@ FEW_BLOCKS, ENOUGH_BLOCKS = 64, 528  # a GPU has some 100 multiprocessors
 # few long rows, leaves most of the GPU idle.
 LIMITS = Limits(stack_bytes=40 << 10, few_rows=FEW_BLOCKS, short_row=1 << 13)
 MOST_PIECES = 1024
+MANY_MATRICES = 1024  # keep the GPU busy with a warp for each
+SHARED_BYTES = 46 << 10  # of a block, without asking for more
 PARAMETER_BYTES = 4000  # of a kernel, 8 for each
 
 
@@ -78,13 +90,17 @@ def generate(
     if variant not in VARIANTS:
         raise ValueError(f"no variant {variant!r}, there are {VARIANTS}")
     with Context(**SETTINGS):  # type: ignore[no-untyped-call]
-        nests, arguments = scheduled(buffers, outputs, store_costly=False)
+        steps, arguments = scheduled(buffers, outputs, store_costly=False)
         new = arguments.temporary
-        apart = [n for nest in nests for n in _without_repetition(nest, new)]
-        cut = [n for nest in apart for n in cut_reductions(nest, new, _pieces)]
-        bodies = _fused(cut, arguments.kept()) if variant == "fused" else None
-        if bodies is None:
-            bodies = _lower([n.sink() for n in cut])
+        bodies: list[_Body] = []
+        for part, kept in parts(steps, arguments.kept()):
+            if isinstance(part, RoutineStep):
+                bodies.append(_routine(part))
+                continue
+            apart = [n for nest in part for n in _without_repetition(nest, new)]
+            cut = [n for nest in apart for n in cut_reductions(nest, new, _pieces)]
+            fused = _fused(cut, kept) if variant == "fused" else None
+            bodies += _lower([n.sink() for n in cut]) if fused is None else fused
     home, temporaries, copies = _homes(len(buffers), bodies, arguments.numbers)
     kernels = _merged([_Use(body, body.places(home)) for body in bodies], scalars)
     unique = {k.name: k.source for k in kernels}
@@ -144,6 +160,33 @@ def _lower(sinks: Sequence[UOp]) -> list[_Body]:
             lowered[plain] = (uops, shape.launch)
         bodies.append(_Body(*lowered[plain], slots, *_accesses(plain)))
     return bodies
+
+
+def _routine(step: RoutineStep) -> _Body:
+    """A warp for each small matrix, a block for each large one."""
+    routine = step.routine
+    side = math.isqrt(max(size for _, size in routine.sizes))
+    many = routine.batch >= MANY_MATRICES and side <= 2 * WARP
+    group = WARP if many or side <= WARP else min(MOST_THREADS, 1 << (side - 1).bit_length())
+    uops = tuple(emitted(routine, Style.THREADS, SHARED_BYTES))
+    shared = sum(u.max_numel() * u.dtype.itemsize + 64 for u in uops if _is_shared(u))
+    together = max(1, min(ROWS_PER_BLOCK, SHARED_BYTES // max(shared, 1))) if group == WARP else 1
+    launch = Launch("group", -(-routine.batch // together), (group, together), group)
+    places = _places(uops)
+    return _Body(uops, launch, step.slots, places[Ops.LOAD], places[Ops.STORE])
+
+
+def _is_shared(u: UOp) -> bool:
+    return u.op is Ops.BUFFER and u.addrspace is AddrSpace.LOCAL
+
+
+def _places(uops: Sequence[UOp]) -> dict[Ops, dict[int, frozenset[UOp]]]:
+    found: dict[Ops, dict[int, frozenset[UOp]]] = {Ops.LOAD: {}, Ops.STORE: {}}
+    for u in uops:
+        if u.op in found and (memory := u.src[0].src[0]).op is Ops.PARAM:
+            slot = memory.arg.slot
+            found[u.op][slot] = found[u.op].get(slot, frozenset()) | {u.src[0].src[1]}
+    return found
 
 
 def _accesses(sink: UOp) -> tuple[dict[int, frozenset[UOp]], dict[int, frozenset[UOp]]]:

@@ -130,12 +130,15 @@ class _Function:
     stored: bool = False  # to one of them, in the open loop of threads
     lines: list[str] = field(default_factory=list)
     depth: int = 1
+    made: int = 0
 
     def emit(self, line: str) -> None:
         self.lines.append("  " * self.depth + line)
 
     def new(self, prefix: str) -> str:
-        return f"{prefix}{len(self.names)}"
+        """A name. A routine may compute the same node again in another loop."""
+        self.made += 1
+        return f"{prefix}{self.made}"
 
     def is_open(self, kind: object) -> bool:
         return any(r.arg[-1] is kind for r, _ in self.open if r.op is Ops.RANGE)
@@ -158,8 +161,10 @@ def render(
 
 def _render_one(f: _Function, u: UOp) -> None:
     match u.op:
-        case Ops.NOOP | Ops.GROUP | Ops.CONST | Ops.SINK | Ops.SPECIAL | Ops.BARRIER | Ops.STACK:
+        case Ops.NOOP | Ops.GROUP | Ops.CONST | Ops.SINK | Ops.SPECIAL | Ops.STACK:
             return
+        case Ops.BARRIER:
+            f.emit(_sync(f))
         case Ops.PARAM:
             f.names[u] = f.pointers[u]
         case Ops.AFTER:
@@ -202,7 +207,7 @@ def _declare(f: _Function, u: UOp) -> None:
             f.emit(f"tt_wide<{kind}, {count}> {name};")
         return
     padded = -(-count // 16) * 16  # each row begins where a wide load may
-    rows = f.launch.block[1] if f.launch.way == "rows" else 1
+    rows = f.launch.block[1] if f.launch.is_by_rows else 1
     f.emit(f"alignas(16) __shared__ {kind} {name}_all[{padded * rows}];")
     f.emit(f"{kind} *{name} = {name}_all + threadIdx.y * {padded};")
 
@@ -218,13 +223,14 @@ def _open(f: _Function, u: UOp) -> None:
         steps = int(u.vmax) + 1
         trips = -(-steps // group)
         k = f.trips[u] = f"{i}_trip"
-        me = "threadIdx.x" if f.launch.way == "rows" else "threadIdx.y"
+        me = "threadIdx.x" if f.launch.is_by_rows else "threadIdx.y"
         if trips <= UNROLLED_TRIPS:
             f.emit("#pragma unroll")
         f.emit(f"for (int {k} = 0; {k} < {trips}; {k}++) {{")
         f.depth += 1
         f.emit(f"const {kind} {i} = {k} * {group} + {me};")
-        f.emit("{" if steps % group == 0 else f"if ({i} < {end}) {{")
+        is_whole = steps % group == 0 and u.src[0].op is Ops.CONST
+        f.emit("{" if is_whole else f"if ({i} < {end}) {{")
         braces = 2
         f.stored = False
     elif axis is WIDE:
@@ -249,6 +255,7 @@ def _open_across(f: _Function, i: str, kind: str, count: int) -> None:
     each, me = {
         "flat": (launch.block[0], "threadIdx.x"),
         "rows": (launch.block[1], "threadIdx.y"),
+        "group": (launch.block[1], "threadIdx.y"),
     }[launch.way]
     f.emit(f"const {kind} {i} = ({kind})blockIdx.x * {each} + {me};")
     # Whole warps leave at the end of the rows, so that those that stay can shuffle.
@@ -262,9 +269,13 @@ def _close(f: _Function) -> None:
     if braces == 2:
         f.depth -= 1
         f.emit("}")
-        if f.stored:
-            f.emit("__syncwarp();" if f.launch.group == WARP else "__syncthreads();")
+        if f.stored and f.launch.way != "group":  # a routine says itself where its threads meet
+            f.emit(_sync(f))
         f.stored = False
+
+
+def _sync(f: _Function) -> str:
+    return "__syncwarp();" if f.launch.group == WARP else "__syncthreads();"
 
 
 def _place(f: _Function, u: UOp) -> str:
@@ -392,10 +403,10 @@ def _combined(f: _Function, u: UOp, operator: str) -> str:
     if not is_total or f.is_open(THREADS):
         raise NotImplementedError("a reduction that is not of threads in step")
     kind, launch = c_name(u.dtype), f.launch
-    if launch.way == "rows" and launch.group == WARP:
+    if launch.is_by_rows and launch.group == WARP:
         return f"tt_warp<tt_{operator}>({f.names[value]})"
     shared = f.new("shared")
-    count = launch.group // WARP if launch.way == "rows" else launch.group * WARP
+    count = launch.group // WARP if launch.is_by_rows else launch.group * WARP
     f.emit(f"__shared__ {kind} {shared}[{count}];")
-    how, size = ("block", count) if launch.way == "rows" else ("column", launch.group)
+    how, size = ("block", count) if launch.is_by_rows else ("column", launch.group)
     return f"tt_{how}<tt_{operator}, {size}>({f.names[value]}, {shared})"

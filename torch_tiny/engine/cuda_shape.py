@@ -52,12 +52,17 @@ class CannotShapeError(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel runs. group: threads that share a row or a column."""
+    """How a kernel runs. group: threads that share a row, a column or a matrix of a routine."""
 
     way: str
     grid: int
     block: tuple[int, int]
     group: int = 1
+
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether threadIdx.x counts the group's threads and threadIdx.y the groups."""
+        return self.way in ("rows", "group")
 
 
 class Shape:

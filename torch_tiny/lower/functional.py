@@ -15,6 +15,7 @@ from torch_tiny.lower import (
     elementwise,
     fft,
     index,
+    linalg,
     matmul,
     movement,
     nn,
@@ -33,8 +34,8 @@ from torch_tiny.uops import UOp
 Results = tuple[UOp | Complex | None, ...]
 
 _FAMILIES = (
-    activation, creation, elementwise, index, matmul, movement, nn, optim, pool, reduce, sort,
-    special,
+    activation, creation, elementwise, index, linalg, matmul, movement, nn, optim, pool, reduce,
+    sort, special,
 )  # fmt: skip
 RULES: dict[str, Rule] = {
     f"aten::{name}": rule for family in _FAMILIES for name, rule in family.TABLE.items()

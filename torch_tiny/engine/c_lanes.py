@@ -1,0 +1,280 @@
+"""Renders a routine as C in which every number of a matrix is a vector: a lane for each matrix.
+
+Loop counters and places are the same for all lanes. Arrays of a matrix are interleaved, so that a
+place is one vector. Only arguments, and places that differ between lanes, are gone through one by
+one; a loop that does only that is turned inside out, so that memory is read along.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch_tiny.engine.c_renderer import OPERATORS, c_name, constant
+from torch_tiny.linalg.kernel import MATRICES, PER_LANE
+from torch_tiny.uops import AddrSpace, DType, Ops, UOp, dtypes
+
+VECTOR_BYTES = 64
+_BLOCK = 16  # elements of an argument that are copied at a time: a line of the cache
+
+
+def lanes_of(dtype: DType) -> int:
+    return VECTOR_BYTES // int(dtype.itemsize)
+
+
+@dataclass
+class _Lanes:
+    dtype: DType
+    pointers: Mapping[UOp, str]
+    batch: int
+    names: dict[UOp, str] = field(default_factory=dict)
+    varying: set[UOp] = field(default_factory=set)
+    scalar: set[UOp] = field(default_factory=set)  # of one lane, in a loop that is inside out
+    one_lane: bool = False
+    kinds: list[int] = field(default_factory=list)  # braces of each open loop
+    lines: list[str] = field(default_factory=list)
+    depth: int = 1
+    made: int = 0
+
+    @property
+    def count(self) -> int:
+        return lanes_of(self.dtype)
+
+    def emit(self, line: str) -> None:
+        self.lines.append("  " * self.depth + line)
+
+    def vector(self, dtype: DType) -> str:
+        return f"tt_{'f' if dtype in dtypes.floats else 'i'}{self.count}"
+
+    def new(self, u: UOp) -> str:
+        self.names[u] = f"v{self.made}"
+        self.made += 1
+        return self.names[u]
+
+
+def render(
+    name: str, uops: Sequence[UOp], pointers: Mapping[UOp, int], written: set[int], batch: int,
+    dtype: DType,
+) -> str:  # fmt: skip
+    """The text of `void name(void *const *buffers, begin, end)`, over groups of matrices."""
+    f = _Lanes(dtype, {u: f"p{i}" for u, i in pointers.items()}, batch)
+    for u in uops:
+        _one(f, u)
+    kinds = {i: c_name(u.dtype) for u, i in pointers.items()}
+    order = sorted(kinds)
+    parameters = ", ".join(
+        f"{'' if i in written else 'const '}{kinds[i]} *restrict p{i}" for i in order
+    )
+    arguments = ", ".join(f"({kinds[i]} *)buffers[{i}]" for i in order)
+    return "\n".join(
+        (
+            "static __attribute__((noinline))",
+            f"void {name}_body({parameters}, int64_t begin, int64_t end) {{",
+            *f.lines,
+            "}",
+            f"void {name}(void *const *buffers, int64_t begin, int64_t end) {{",
+            f"  {name}_body({arguments}, begin, end);",
+            "}",
+        )
+    )
+
+
+def _one(f: _Lanes, u: UOp) -> None:
+    match u.op:
+        case Ops.CONST | Ops.STACK | Ops.NOOP | Ops.BARRIER:
+            return
+        case Ops.PARAM:
+            f.names[u] = f.pointers[u]
+        case Ops.BUFFER:
+            name = f.new(u)
+            size = u.max_numel()
+            kind = f.vector(u.dtype)
+            f.emit(f"{kind} {name};" if _is_variable(u) else f"{kind} {name}[{size}];")
+        case Ops.RANGE:
+            _open(f, u)
+        case Ops.END | Ops.ENDIF:
+            for _ in range(f.kinds.pop()):
+                f.depth -= 1
+                f.emit("}")
+            if u.op is Ops.END and u.src[1].arg[-1] is PER_LANE:
+                f.one_lane = False
+        case Ops.IF:
+            f.emit(f"if ({_condition(f, u.src[0])}) {{")
+            f.depth += 1
+            f.kinds.append(1)
+        case Ops.INDEX:
+            if u.src[1] in f.varying:
+                f.varying.add(u)
+        case Ops.LOAD:
+            _load(f, u)
+        case Ops.STORE:
+            _store(f, u)
+        case _:
+            _compute(f, u)
+
+
+def _condition(f: _Lanes, u: UOp) -> str:
+    """Whether it holds for one of the lanes."""
+    if u not in f.varying:
+        return _uniform(f, u)
+    if f.one_lane:
+        return _of_lane(f, u)
+    return f"{f.vector(dtypes.bool)}_any({f.names[u]})"
+
+
+def _is_variable(buffer: UOp) -> bool:
+    return buffer.addrspace is AddrSpace.REG
+
+
+def _open(f: _Lanes, u: UOp) -> None:
+    i = f.new(u)
+    end = _uniform(f, u.src[0])
+    if u.arg[-1] is MATRICES:
+        f.varying.add(u)
+        f.emit("for (int64_t group = begin; group < end; group++) {")
+        f.depth += 1
+        f.emit(f"const int64_t first = group * {f.count};")
+        f.kinds.append(1)
+        return
+    if u.arg[-1] is not PER_LANE:
+        f.emit(f"for (int64_t {i} = 0; {i} < {end}; {i}++) {{")
+        f.depth += 1
+        f.kinds.append(1)
+        return
+    f.one_lane = True
+    f.emit(f"for (int64_t {i}_0 = 0; {i}_0 < {end}; {i}_0 += {_BLOCK}) {{")
+    f.emit(f"  const int64_t {i}_1 = {i}_0 + {_BLOCK} < {end} ? {i}_0 + {_BLOCK} : {end};")
+    f.emit(f"  for (int l = 0; l < {f.count}; l++) {{")
+    f.emit(f"    const int64_t own = {_own(f)};")
+    f.emit(f"    for (int64_t {i} = {i}_0; {i} < {i}_1; {i}++) {{")
+    f.depth += 3
+    f.kinds.append(3)
+
+
+def _own(f: _Lanes) -> str:
+    """The matrix of lane l. Lanes that are left over do the last one again."""
+    last = f.batch - 1
+    return f"first + l < {last} ? first + l : {last}"
+
+
+def _place(f: _Lanes, u: UOp) -> tuple[str, bool]:
+    """The place of lane l as C, and whether it is a vector that all lanes share the place of."""
+    memory, at = u.src
+    name = f.names[memory]
+    if _is_variable(memory):
+        return (f"{name}[l]" if f.one_lane else name), not f.one_lane
+    if memory.op is Ops.PARAM:
+        return f"{name}[{_of_lane(f, at)}]", False
+    if f.one_lane or u in f.varying:
+        return f"{name}[{_of_lane(f, at)}][l]", False
+    return f"{name}[{_uniform(f, at)}]", True
+
+
+def _load(f: _Lanes, u: UOp) -> None:
+    place, is_vector = _place(f, u.src[0])
+    name = f.new(u)
+    f.varying.add(u)
+    if f.one_lane:
+        f.scalar.add(u)
+        f.emit(f"const {_element(f, u.dtype)} {name} = {place};")
+    elif is_vector:
+        f.emit(f"const {f.vector(u.dtype)} {name} = {place};")
+    else:
+        f.emit(f"{f.vector(u.dtype)} {name};")
+        f.emit(f"for (int l = 0; l < {f.count}; l++) {{")
+        f.emit(f"  const int64_t own = {_own(f)};")
+        f.emit(f"  {name}[l] = {place};")
+        f.emit("}")
+
+
+def _store(f: _Lanes, u: UOp) -> None:
+    place, is_vector = _place(f, u.src[0])
+    value = u.src[1]
+    if f.one_lane:
+        f.emit(f"{place} = {_of_lane(f, value)};")
+    elif is_vector:
+        f.emit(f"{place} = {_vector(f, value)};")
+    else:
+        f.emit(f"for (int l = 0; l < {f.count}; l++) {{")
+        f.emit(f"  const int64_t own = {_own(f)};")
+        f.emit(f"  {place} = {_of_lane(f, value)};")
+        f.emit("}")
+
+
+def _element(f: _Lanes, dtype: DType) -> str:
+    if dtype in dtypes.floats:
+        return c_name(f.dtype)
+    return c_name(dtypes.int32 if f.count == 16 else dtypes.int64)
+
+
+def _uniform(f: _Lanes, u: UOp) -> str:
+    return constant(u.arg, u.dtype) if u.op is Ops.CONST else f.names[u]
+
+
+def _vector(f: _Lanes, u: UOp) -> str:
+    """u as a vector."""
+    if u in f.varying:
+        return f.names[u]
+    text = _uniform(f, u)
+    zero = f"(({f.vector(u.dtype)}){{0}})"
+    if u.dtype == dtypes.bool:
+        return f"({zero} - ({_element(f, u.dtype)}){text})"
+    return f"({zero} + ({_element(f, u.dtype)}){text})"
+
+
+def _of_lane(f: _Lanes, u: UOp) -> str:
+    """u for lane l."""
+    if u.op is Ops.RANGE and u.arg[-1] is MATRICES:
+        return "own"
+    if u not in f.varying or u in f.scalar:
+        return _uniform(f, u)
+    if f.names.get(u, "").startswith("v"):
+        return f"{f.names[u]}[l]"
+    return _expression(f, u, [_of_lane(f, s) for s in u.src], False)
+
+
+def _compute(f: _Lanes, u: UOp) -> None:
+    if not any(s in f.varying for s in u.src):
+        name = f.new(u)
+        kind = "int64_t" if u.dtype == dtypes.int32 else c_name(u.dtype)
+        text = _expression(f, u, [_uniform(f, s) for s in u.src], False)
+        f.emit(f"const {kind} {name} = {text};")
+        return
+    f.varying.add(u)
+    if _holds_matrix(f, u):
+        f.names[u] = ""  # a place in an argument: written out for each lane where it is used
+        return
+    if f.one_lane:
+        f.scalar.add(u)
+        text = _expression(f, u, [_of_lane(f, s) for s in u.src], False)
+        kind = "_Bool" if u.dtype == dtypes.bool else _element(f, u.dtype)
+        f.emit(f"const {kind} {f.new(u)} = {text};")
+        return
+    operands = [_vector(f, s) for s in u.src]
+    if u.op is Ops.WHERE and u.src[0] not in f.varying:
+        operands[0] = _uniform(f, u.src[0])
+    text = _expression(f, u, operands, True)
+    f.emit(f"const {f.vector(u.dtype)} {f.new(u)} = {text};")
+
+
+def _holds_matrix(f: _Lanes, u: UOp) -> bool:
+    return any((s.op is Ops.RANGE and s.arg[-1] is MATRICES) or f.names.get(s) == "" for s in u.src)
+
+
+def _expression(f: _Lanes, u: UOp, source: list[str], vector: bool) -> str:
+    kind = f.vector(u.dtype)
+    match u.op:
+        case Ops.WHERE:
+            if vector and u.src[0] in f.varying:
+                return f"{kind}_pick({', '.join(source)})"
+            return "({} ? {} : {})".format(*source)
+        case Ops.NEG:
+            return f"(-{source[0]})"
+        case Ops.SQRT:
+            suffix = "" if u.dtype == dtypes.float64 else "f"
+            return f"{kind}_sqrt({source[0]})" if vector else f"__builtin_sqrt{suffix}({source[0]})"
+        case Ops.CAST if vector and u.dtype in dtypes.floats:
+            return f"{kind}_of({source[0]})"
+        case Ops.CAST if vector:
+            return source[0]
+        case Ops.CAST:
+            return f"(({c_name(u.dtype)}){source[0]})"
+    return f"({source[0]} {OPERATORS[u.op]} {source[1]})"

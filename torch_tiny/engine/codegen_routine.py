@@ -1,0 +1,61 @@
+"""Kernels that are not loops around a store: which style they are written in on a CPU."""
+
+from dataclasses import dataclass, replace
+
+from torch_tiny.engine import c_lanes
+from torch_tiny.linalg.kernel import Style
+from torch_tiny.linalg.routine import emitted
+from torch_tiny.uops import DType, Ops, Routine, UOp, dtypes
+
+_LANES_BYTES = 1 << 19  # of work memory: it should stay in the second-level cache
+_SERIAL_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class RoutineStep:
+    """A routine among the kernels of a schedule: argument k is the buffer of slot slots[k]."""
+
+    routine: Routine
+    slots: tuple[int, ...]
+
+    def renamed(self, slots: dict[int, int]) -> "RoutineStep":
+        return replace(self, slots=tuple(slots.get(s, s) for s in self.slots))
+
+
+@dataclass(frozen=True)
+class Written:
+    """How a routine is written in C."""
+
+    uops: tuple[UOp, ...]
+    style: Style
+    batch: int
+    dtype: DType
+
+    @property
+    def parallel(self) -> int:
+        return -(-self.batch // self.lanes)
+
+    @property
+    def lanes(self) -> int:
+        return c_lanes.lanes_of(self.dtype) if self.style is Style.LANES else 1
+
+
+def written(routine: Routine) -> Written:
+    """A vector of matrices at a time, where there are enough and they are small."""
+    dtype = next((d for d, _ in routine.sizes if d in dtypes.floats), dtypes.float32)
+    lanes = c_lanes.lanes_of(dtype)
+    if 2 * routine.batch >= lanes:
+        uops = emitted(routine, Style.LANES, _LANES_BYTES // lanes)
+        if not _works_on_arguments(uops):
+            return Written(tuple(uops), Style.LANES, routine.batch, dtype)
+    uops = emitted(routine, Style.SERIAL, _SERIAL_BYTES)
+    return Written(tuple(uops), Style.SERIAL, routine.batch, dtype)
+
+
+def _works_on_arguments(uops: list[UOp]) -> bool:
+    """Whether there was too little memory: arguments are both read and written."""
+    accessed = {
+        op: {u.src[0].src[0] for u in uops if u.op is op and u.src[0].src[0].op is Ops.PARAM}
+        for op in (Ops.LOAD, Ops.STORE)
+    }
+    return any(u.dtype in dtypes.floats for u in accessed[Ops.LOAD] & accessed[Ops.STORE])

@@ -1,0 +1,1 @@
+"""Factorizations written in UOps."""

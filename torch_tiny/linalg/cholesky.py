@@ -1,0 +1,33 @@
+"""Cholesky's factor, column by column."""
+
+from torch_tiny.linalg.kernel import Kernel, Matrix, Scalar
+from torch_tiny.uops import dtypes
+
+
+def cholesky(k: Kernel, n: int, upper: bool) -> None:
+    """0: L by columns (or U = L^T), 1: info, 2: A by rows. Reads one triangle of A."""
+    source, home = k.matrix_in(2, n, n, True), k.matrix_in(0, n, n, False)
+    if upper:
+        source, home = source.transposed(), home.transposed()
+    lower = k.work_matrix(home)
+    k.copy(lower, source)
+    info = k.scalar(0, dtypes.int32)
+    _factor(k, lower, info, n)
+    with k.loop(1, n) as j, k.each(0, j) as i:
+        lower[i, j] = 0
+    k.copy(home, lower)
+    k.argument(1)[0] = info.get()
+
+
+def _factor(k: Kernel, lower: Matrix, info: Scalar, n: int) -> None:
+    with k.loop(0, n) as j:
+        k.accumulate(
+            lambda i: (lower, i, j), (j, n), (0, j), lambda i, c: lower[i, c] * lower[j, c]
+        )
+        pivot = lower[j, j]
+        known = info.get().differs(0)
+        info.set((known | (pivot > 0)).where(info.get(), j + 1))
+        root = pivot.sqrt()
+        k.barrier()
+        with k.each(j, n) as i:
+            lower[i, j] = i.differs(j).where(lower[i, j] / root, root)

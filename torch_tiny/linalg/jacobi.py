@@ -1,0 +1,200 @@
+"""Jacobi's rotations: eigenvalues of symmetric matrices, and singular values (one-sided).
+
+Columns meet in the rounds of a tournament, so that all pairs of a round are independent.
+"""
+
+from collections.abc import Callable
+
+from torch_tiny.linalg.kernel import Array, Kernel, Matrix, Value
+from torch_tiny.uops import DType, dtypes
+
+_MOST_SWEEPS = 40
+_PRECISION = {dtypes.float32: 2.0**-24, dtypes.float64: 2.0**-53}
+
+
+def eigh(k: Kernel, n: int, lower: bool, vectors: bool) -> None:
+    """0: eigenvalues, ascending, 1: work, 2: vectors by columns, 3: work, last: A by rows."""
+    source = k.matrix_in(4 if vectors else 2, n, n, True)
+    rounds = _Rounds(k, n, source.dtype)
+    work = k.work_matrix(k.matrix_in(1, n, n, False))
+    turned = k.work_matrix(k.matrix_in(3, n, n, False)) if vectors else None
+    k.copy(work, source if lower else source.transposed())
+    with k.loop(0, n) as j, k.each(j + 1, n) as i:
+        work[j, i] = work[i, j]
+    size = _largest(k, work)
+    if turned is not None:
+        _set_identity(k, turned)
+
+    def rotation(p: Value, q: Value) -> tuple[Value, Value, Value]:
+        off = work[p, q]
+        cosine, sine = _rotation(work[p, p], work[q, q], off, off.differs(0))
+        return off.abs(), cosine, sine
+
+    def turn(meeting: Value) -> None:
+        for matrix in (work, turned):
+            if matrix is not None:
+                rounds.turn_columns(matrix, meeting)
+        rounds.turn_columns(work.transposed(), meeting)
+
+    rounds.play(size * _PRECISION[work.dtype], rotation, turn)
+    place = rounds.in_order(lambda i: work[i, i])
+    values = k.argument(0)
+    with k.each(0, n, per_lane=True) as i:
+        values[place[i]] = work[i, i]
+    if turned is not None:
+        _put_in_order(k, k.matrix_in(2, n, n, False), turned, place)
+
+
+def svd(k: Kernel, m: int, n: int, vectors: bool) -> None:
+    """0: singular values, descending, 1: work, 2: U S by columns, 3: V by columns, 4: work,
+    last: A by rows. m >= n."""
+    source = k.matrix_in(5 if vectors else 2, m, n, True)
+    rounds = _Rounds(k, n, source.dtype)
+    lengths = k.small_array(source.dtype, n)
+    work = k.work_matrix(k.matrix_in(1, m, n, False))
+    turned = k.work_matrix(k.matrix_in(4, n, n, False)) if vectors else None
+    k.copy(work, source)
+    # Scaled, so that squares neither overflow nor vanish.
+    largest = _largest(k, work)
+    size = (largest > 0).where(largest, 1)
+    with k.grid((0, m), (0, n)) as (i, j):
+        work[i, j] = work[i, j] / size
+    if turned is not None:
+        _set_identity(k, turned)
+
+    def rotation(p: Value, q: Value) -> tuple[Value, Value, Value]:
+        def product(a: Value, b: Value) -> Value:
+            return k.total((0, m), lambda i: work[i, a] * work[i, b], work.dtype)
+
+        first, second, both = product(p, p), product(q, q), product(p, q)
+        length = first.sqrt() * second.sqrt()
+        acts = both.abs() > length * _PRECISION[work.dtype]
+        cosine, sine = _rotation(first, second, both, acts)
+        return acts.where(both.abs() / acts.where(length, 1), 0), cosine, sine
+
+    def turn(meeting: Value) -> None:
+        for matrix in (work, turned):
+            if matrix is not None:
+                rounds.turn_columns(matrix, meeting)
+
+    rounds.play(k.number(4 * _PRECISION[work.dtype], work.dtype), rotation, turn)
+    with k.each(0, n) as j:
+        lengths[j] = k.total((0, m), lambda i: work[i, j] * work[i, j], work.dtype).sqrt()
+    place = rounds.in_order(lambda j: -lengths[j])
+    values = k.argument(0)
+    with k.each(0, n, per_lane=True) as j:
+        values[place[j]] = lengths[j] * size
+    if turned is not None:
+        _put_in_order(k, k.matrix_in(2, m, n, False), work, place)
+        _put_in_order(k, k.matrix_in(3, n, n, False), turned, place)
+
+
+class _Rounds:
+    """The tournament of n columns, or n + 1 of which the last does not exist."""
+
+    def __init__(self, k: Kernel, n: int, dtype: DType) -> None:
+        self.k, self.n, self.dtype = k, n, dtype
+        self.pairs = (n + 1) // 2
+        self.cosines, self.sines, self.met = (
+            k.small_array(dtype, max(self.pairs, 1)) for _ in range(3)
+        )
+        self.place = k.small_array(dtypes.int32, n)
+
+    def play(
+        self, enough: Value, rotation: Callable[[Value, Value], tuple[Value, Value, Value]],
+        turn: Callable[[Value], None],
+    ) -> None:  # fmt: skip
+        """Sweeps, until what pairs still have in common is not more than enough.
+
+        rotation(p, q): that, the cosine and the sine. turn(meeting): rotate what there is.
+        """
+        k = self.k
+        left = k.scalar(float("inf"), self.dtype)
+        with k.loop(0, _MOST_SWEEPS), k.when(left.get() > enough):
+            with k.each(0, self.pairs) as pair:
+                self.met[pair] = 0
+            with k.loop(0, max(2 * self.pairs - 1, 1)) as meeting:
+                with k.each(0, self.pairs) as pair, self._both(meeting, pair) as (p, q):
+                    common, cosine, sine = rotation(p, q)
+                    self.met[pair] = self.met[pair].max(common)
+                    self.cosines[pair] = cosine
+                    self.sines[pair] = sine
+                turn(meeting)
+            left.set(k.largest((0, self.pairs), lambda i: self.met[i], self.dtype, 0))
+
+    def turn_columns(self, matrix: Matrix, meeting: Value) -> None:
+        with (
+            self.k.grid((0, matrix.rows), (0, self.pairs)) as (i, pair),
+            self._both(meeting, pair) as (p, q),
+        ):
+            cosine, sine = self.cosines[pair], self.sines[pair]
+            first, second = matrix[i, p], matrix[i, q]
+            matrix[i, p] = cosine * first - sine * second
+            matrix[i, q] = sine * first + cosine * second
+
+    def in_order(self, key: Callable[[Value], Value]) -> Array:
+        """Where each belongs, ascending."""
+        k = self.k
+        k.barrier()
+        with k.each(0, self.n) as i:
+            mine = key(i)
+            before = k.scalar(0, dtypes.int32)
+            with k.loop(0, self.n) as j:
+                other = key(j)
+                is_tie = ((mine < other) | (other < mine)).where(0, k.number(1, dtypes.int32))
+                earlier = (j < i).where(is_tie, 0)
+                before.set(before.get() + (other < mine).where(1, earlier))
+            self.place[i] = before.get()
+        return self.place
+
+    def _both(self, meeting: Value, pair: Value) -> "_WhenBoth":
+        rest = max(2 * self.pairs - 1, 1)
+        p = pair.differs(0).where((meeting + pair) % rest, rest)
+        q = (meeting - pair + rest) % rest
+        return _WhenBoth(self.k, p, q, self.n)
+
+
+class _WhenBoth:
+    """Only if both players exist."""
+
+    def __init__(self, k: Kernel, p: Value, q: Value, n: int) -> None:
+        self.players = (p, q)
+        self.condition = k.when((p < n) & (q < n)) if n % 2 else None
+
+    def __enter__(self) -> tuple[Value, Value]:
+        if self.condition is not None:
+            self.condition.__enter__()
+        return self.players
+
+    def __exit__(self, *_error: object) -> None:
+        if self.condition is not None:
+            self.condition.__exit__(None, None, None)
+
+
+def _rotation(first: Value, second: Value, both: Value, acts: Value) -> tuple[Value, Value]:
+    """Cosine and sine that make `both` zero; Golub and Van Loan, section 8.5."""
+    theta = (second - first) / acts.where(both + both, 1)
+    root = (theta * theta + 1).sqrt()
+    tangent = acts.where((theta < 0).where(-1 / (root - theta), 1 / (root + theta)), 0)
+    cosine = 1 / (tangent * tangent + 1).sqrt()
+    return cosine, tangent * cosine
+
+
+def _largest(k: Kernel, matrix: Matrix) -> Value:
+    size = k.scalar(0, matrix.dtype)
+    with k.loop(0, matrix.columns) as j:
+        column = k.largest((0, matrix.rows), lambda i: matrix[i, j].abs(), matrix.dtype, 0)
+        size.set(size.get().max(column))
+    return size.get()
+
+
+def _set_identity(k: Kernel, matrix: Matrix) -> None:
+    with k.grid((0, matrix.rows), (0, matrix.columns)) as (i, j):
+        matrix[i, j] = i.differs(j).where(0, k.number(1, matrix.dtype))
+
+
+def _put_in_order(k: Kernel, home: Matrix, matrix: Matrix, place: Array) -> None:
+    with k.loop(0, matrix.columns) as j:
+        to = place[j]
+        with k.each(0, matrix.rows, per_lane=True) as i:
+            home[i, to] = matrix[i, j]

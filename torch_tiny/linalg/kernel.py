@@ -1,0 +1,484 @@
+"""A small language for factorizations: loops over one matrix, written once, emitted as UOps.
+
+A routine describes the work on one matrix of a batch. `each` loops have independent iterations and
+`loop`s run in order. How that becomes a kernel is the style's business:
+
+serial   one matrix after another; the innermost independent loop is for the vector unit
+lanes    the vector unit's lanes hold a matrix each, work memory is interleaved
+threads  a group of threads has a matrix, shares its `each` loops and meets at barriers
+"""
+
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch_tiny.uops import AddrSpace, AxisType, DType, Ops, UOp, combined, dtypes
+
+
+class Style(enum.Enum):
+    SERIAL = "serial"
+    LANES = "lanes"
+    THREADS = "threads"
+
+
+# What loops mean to the renderers.
+MATRICES, EACH, PER_LANE, REDUCE, IN_ORDER = (
+    AxisType.GLOBAL,
+    AxisType.LOCAL,
+    AxisType.UPCAST,
+    AxisType.REDUCE,
+    AxisType.LOOP,
+)
+_COMBINE = "group_"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A buffer of the kernel: `size` elements for each matrix."""
+
+    dtype: DType
+    size: int
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number of the kernel. Arithmetic with Python numbers takes the number's type from it."""
+
+    uop: UOp
+
+    @property
+    def dtype(self) -> DType:
+        return self.uop.dtype
+
+    def __add__(self, other: "Operand") -> "Value":
+        return self if _is(other, 0) else self._with(Ops.ADD, other)
+
+    def __radd__(self, other: "Operand") -> "Value":
+        return self + other
+
+    def __sub__(self, other: "Operand") -> "Value":
+        if self.dtype == dtypes.int32:  # tinygrad bounds sums and products
+            return self + (-other if isinstance(other, int) else other * -1)
+        return self._with(Ops.SUB, other)
+
+    def __rsub__(self, other: "Operand") -> "Value":
+        if self.dtype == dtypes.int32:
+            return self * -1 + other
+        return self._made(other)._with(Ops.SUB, self)
+
+    def __mul__(self, other: "Operand") -> "Value":
+        return self if _is(other, 1) else self._with(Ops.MUL, other)
+
+    def __rmul__(self, other: "Operand") -> "Value":
+        return self * other
+
+    def __truediv__(self, other: "Operand") -> "Value":
+        return self._with(Ops.FDIV, other)
+
+    def __rtruediv__(self, other: "Operand") -> "Value":
+        return self._made(other)._with(Ops.FDIV, self)
+
+    def __floordiv__(self, other: int) -> "Value":
+        """Of what is not negative."""
+        return self if other == 1 else self._with(Ops.CDIV, other)
+
+    def __mod__(self, other: int) -> "Value":
+        return self._with(Ops.CMOD, other)
+
+    def __neg__(self) -> "Value":
+        return Value(UOp(Ops.NEG, self.dtype, (self.uop,)))
+
+    def __lt__(self, other: "Operand") -> "Value":
+        return self._with(Ops.CMPLT, other, dtypes.bool)
+
+    def __gt__(self, other: "Operand") -> "Value":
+        return self._made(other)._with(Ops.CMPLT, self, dtypes.bool)
+
+    def differs(self, other: "Operand") -> "Value":
+        return self._with(Ops.CMPNE, other, dtypes.bool)
+
+    def __and__(self, other: "Value") -> "Value":
+        return self._with(Ops.AND, other)
+
+    def __or__(self, other: "Value") -> "Value":
+        return self._with(Ops.OR, other)
+
+    def where(self, yes: "Operand", no: "Operand") -> "Value":
+        """For a condition: one of two values."""
+        if isinstance(yes, Value):
+            a, b = yes, yes._made(no)
+        else:
+            assert isinstance(no, Value)
+            a, b = no._made(yes), no
+        return Value(UOp(Ops.WHERE, a.dtype, (self.uop, a.uop, b.uop)))
+
+    def abs(self) -> "Value":
+        return (self < 0).where(-self, self)
+
+    def max(self, other: "Operand") -> "Value":
+        return (self < other).where(other, self)
+
+    def sqrt(self) -> "Value":
+        return Value(UOp(Ops.SQRT, self.dtype, (self.uop,)))
+
+    def to(self, dtype: DType) -> "Value":
+        return self if dtype == self.dtype else Value(self.uop.cast(dtype))
+
+    def _with(self, op: Ops, other: "Operand", dtype: DType | None = None) -> "Value":
+        right = self._made(other)
+        assert right.dtype == self.dtype, (op, self.dtype, right.dtype)
+        return Value(UOp(op, dtype or self.dtype, (self.uop, right.uop)))
+
+    def _made(self, other: "Operand") -> "Value":
+        return other if isinstance(other, Value) else constant(other, self.dtype)
+
+
+Operand = Value | int | float
+Span = tuple[Value | int, Value | int]
+
+
+def constant(number: float, dtype: DType) -> Value:
+    return Value(UOp.const(number, dtype))
+
+
+def index(number: "Operand") -> Value:
+    return number if isinstance(number, Value) else constant(number, dtypes.int32)
+
+
+@dataclass(frozen=True)
+class Array:
+    """Memory of one matrix: its part of an argument, or scratch while the kernel runs."""
+
+    kernel: "Kernel"
+    memory: UOp
+    base: Value | None = None
+
+    def __getitem__(self, at: "Value | int") -> Value:
+        return self.kernel.load(self.memory, self._place(at))
+
+    def __setitem__(self, at: "Value | int", value: Operand) -> None:
+        made = value if isinstance(value, Value) else constant(value, self.memory.dtype)
+        self.kernel.store(self.memory, self._place(at), made)
+
+    def _place(self, at: "Value | int") -> Value:
+        return index(at) if self.base is None else self.base + at
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """An array in two dimensions."""
+
+    array: Array
+    rows: int
+    columns: int
+    steps: tuple[int, int]
+    """From one row, and from one column, to the next."""
+
+    def __getitem__(self, at: tuple["Value | int", "Value | int"]) -> Value:
+        return self.array[self._place(*at)]
+
+    def __setitem__(self, at: tuple["Value | int", "Value | int"], value: Operand) -> None:
+        self.array[self._place(*at)] = value
+
+    @property
+    def dtype(self) -> DType:
+        return self.array.memory.dtype
+
+    def transposed(self) -> "Matrix":
+        return Matrix(self.array, self.columns, self.rows, self.steps[::-1])
+
+    def _place(self, i: "Value | int", j: "Value | int") -> "Value | int":
+        return i * self.steps[0] + j * self.steps[1]
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A variable. Threads that share a matrix have one each."""
+
+    array: Array
+
+    def get(self) -> Value:
+        return self.array[0]
+
+    def set(self, value: Operand) -> None:
+        self.array[0] = value
+
+
+@dataclass
+class Kernel:
+    """Emits the UOps of a kernel in order."""
+
+    arguments: Sequence[Argument]
+    batch: int
+    style: Style
+    scratch: int
+    """Bytes for the arrays of one matrix."""
+    uops: list[UOp] = field(default_factory=list)
+    _emitted: list[set[UOp]] = field(default_factory=lambda: [set()])
+    _ids: int = 0
+    _sharing: bool = False
+    """Whether a loop is open whose iterations the threads of a group share."""
+    _used: int = 0
+
+    # memory
+
+    def argument(self, number: int) -> Array:
+        """This matrix's part of an argument."""
+        return Array(self, self._params[number], self.matrix * self.arguments[number].size)
+
+    def array(self, dtype: DType, size: int) -> Array | None:
+        """Fast memory; None if there is not enough of it."""
+        bytes_ = max(size, 1) * dtype.itemsize
+        if self._used + bytes_ > self.scratch:
+            return None
+        self._used += bytes_
+        return Array(self, self._new_buffer(dtype, max(size, 1), AddrSpace.LOCAL))
+
+    def small_array(self, dtype: DType, size: int) -> Array:
+        """Fast memory for a few numbers for each row."""
+        array = self.array(dtype, size)
+        if array is None:
+            raise NotImplementedError("a matrix of too many rows for fast memory")
+        return array
+
+    def number(self, value: float, dtype: DType) -> Value:
+        return constant(value, dtype)
+
+    def scalar(self, start: Operand, dtype: DType) -> Scalar:
+        variable = Scalar(Array(self, self._new_buffer(dtype, 1, AddrSpace.REG)))
+        variable.set(start)
+        return variable
+
+    def load(self, memory: UOp, at: Value) -> Value:
+        # The tag keeps a load apart from an earlier one of the same place.
+        place = UOp(Ops.INDEX, memory.dtype, (memory, at.uop))
+        self._ids += 1
+        load = UOp(Ops.LOAD, memory.dtype, (place,), None, (self._ids,))
+        self._emit(load)
+        return Value(load)
+
+    def store(self, memory: UOp, at: Value, value: Value) -> None:
+        place = UOp(Ops.INDEX, memory.dtype, (memory, at.uop))
+        self._ids += 1
+        self._emit(UOp(Ops.STORE, dtypes.void, (place, value.uop), None, (self._ids,)))
+
+    # loops
+
+    @contextmanager
+    def loop(self, start: "Value | int", stop: "Value | int") -> Iterator[Value]:
+        """In order."""
+        with self._loop(start, stop, IN_ORDER) as i:
+            yield i
+
+    @contextmanager
+    def each(
+        self, start: "Value | int", stop: "Value | int", per_lane: bool = False
+    ) -> Iterator[Value]:
+        """Independent iterations. per_lane: with memory that other matrices use otherwise."""
+        kind = PER_LANE if per_lane and self.style is Style.LANES else EACH
+        if self._sharing or (self.style is Style.LANES and kind is EACH):
+            kind = IN_ORDER if self.style is not Style.SERIAL else EACH
+            with self._loop(start, stop, kind) as i:
+                yield i
+            return
+        self._sharing = self.style is Style.THREADS
+        with self._loop(start, stop, kind) as i:
+            yield i
+        self._sharing = False
+        self.barrier()
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        """Only if. Lanes do it together, if it is so for one of them.
+
+        A condition on the data has to be the same for all threads that share a matrix.
+        """
+        self._emit(condition.uop)
+        self.uops.append(UOp(Ops.IF, dtypes.void, (condition.uop,)))
+        self._emitted.append(set())
+        yield
+        self._emitted.pop()
+        self.uops.append(UOp(Ops.ENDIF, dtypes.void, ()))
+
+    def barrier(self) -> None:
+        """Threads that share a matrix wait for each other."""
+        if self.style is Style.THREADS and not self._sharing:
+            self.uops.append(UOp(Ops.BARRIER))
+
+    def total(self, span: "Span", term: Callable[[Value], Value], dtype: DType) -> Value:
+        """The sum of independent terms."""
+        return self._reduced(span, dtype, 0, lambda a, i: a + term(i), "ADD")
+
+    def largest(
+        self, span: "Span", term: Callable[[Value], Value], dtype: DType, least: Operand
+    ) -> Value:
+        """The maximum of independent terms, which NaN is never."""
+        return self._reduced(span, dtype, least, lambda a, i: a.max(term(i)), "MAX")
+
+    def accumulate(
+        self, target: Callable[[Value], tuple[Matrix, "Value | int", "Value | int"]], rows: "Span",
+        terms: "Span", term: Callable[[Value, Value], Value],
+    ) -> None:  # fmt: skip
+        """target(i) -= the sum of term(i, k) over k, for each of the rows i."""
+        if self.style is Style.SERIAL:
+            with self.loop(*terms) as k, self.each(*rows) as i:
+                matrix, row, column = target(i)
+                matrix[row, column] = matrix[row, column] - term(i, k)
+            return
+        with self.each(*rows) as i:
+            matrix, row, column = target(i)
+            rest = self.scalar(matrix[row, column], matrix.dtype)
+            with self.loop(*terms) as k:
+                rest.set(rest.get() - term(i, k))
+            matrix[row, column] = rest.get()
+
+    def rank_one(
+        self, matrix: Matrix, rows: "Span", columns: "Span",
+        left: Callable[[Value], Value], right: Callable[[Value], Value],
+    ) -> None:  # fmt: skip
+        """matrix[i, j] -= left(i) * right(j), for each of the rows and columns."""
+        if self.style is Style.THREADS:
+            with self.each(*rows) as i:
+                a = left(i)
+                with self.loop(*columns) as j:
+                    matrix[i, j] = matrix[i, j] - a * right(j)
+            return
+        with self.loop(*columns) as j:
+            b = right(j)
+            with self.each(*rows) as i:
+                matrix[i, j] = matrix[i, j] - left(i) * b
+
+    @contextmanager
+    def grid(self, rows: "Span", columns: "Span") -> Iterator[tuple[Value, Value]]:
+        """Each (i, j), all independent; memory should run along the rows."""
+        if self.style is Style.THREADS:
+            with self.each(*rows) as i, self.loop(*columns) as j:
+                yield i, j
+        else:
+            with self.loop(*columns) as j, self.each(*rows) as i:
+                yield i, j
+
+    def first_largest(self, span: "Span", term: Callable[[Value], Value], dtype: DType) -> Value:
+        """Where the first of the largest terms is; they are not negative."""
+        start, stop = span[0], index(span[1])
+        if self.style is Style.THREADS:
+            best = self.largest(span, term, dtype, -1)
+
+            def from_end(i: Value) -> Value:
+                missed = term(i).differs(best)
+                return missed.where(0, stop - i)
+
+            place = self.largest(span, from_end, dtypes.int32, 0)
+            return (place > 0).where(stop - place, start)
+        best_so_far = self.scalar(-1, dtype)
+        where = self.scalar(start, dtypes.int32)
+        with self.loop(start, stop) as i:
+            value = term(i)
+            better = value > best_so_far.get()
+            where.set(better.where(i, where.get()))
+            best_so_far.set(best_so_far.get().max(value))
+        return where.get()
+
+    def matrix_in(self, argument: int, rows: int, columns: int, by_rows: bool) -> Matrix:
+        """An argument as it lies in memory."""
+        steps = (columns, 1) if by_rows else (1, rows)
+        return Matrix(self.argument(argument), rows, columns, steps)
+
+    def work_matrix(self, home: Matrix) -> Matrix:
+        """Fast memory for a matrix whose place in the end is `home`; that, if there is too little.
+
+        Columns begin an odd number of elements apart, so that rows too are spread over the banks.
+        """
+        stride = home.rows | 1
+        array = self.array(home.dtype, stride * home.columns)
+        return home if array is None else Matrix(array, home.rows, home.columns, (1, stride))
+
+    def copy(self, to: Matrix, source: Matrix) -> None:
+        """Runs along the memory of the arguments."""
+        if to is source:
+            return
+        outside = source if source.array.base is not None else to
+        if outside.steps[1] != 1:
+            to, source, outside = to.transposed(), source.transposed(), outside.transposed()
+        if self.style is Style.THREADS:
+            with self.each(0, to.rows * to.columns) as e:
+                i, j = e // to.columns, e % to.columns
+                to[i, j] = source[i, j]
+            return
+        with self.loop(0, to.rows) as i, self.each(0, to.columns, per_lane=True) as j:
+            to[i, j] = source[i, j]
+
+    # the kernel
+
+    def begin(self) -> None:
+        self._params = [
+            UOp.param(slot, a.dtype, (self.batch * a.size,), "CPU")
+            for slot, a in enumerate(self.arguments)
+        ]
+        for param in self._params:
+            self._emit(param)
+        self._open = self._loop(0, self.batch, MATRICES)
+        self.matrix = self._open.__enter__()
+
+    def end(self) -> list[UOp]:
+        self._open.__exit__(None, None, None)
+        return self.uops
+
+    # --- how it is done ---
+
+    def _reduced(
+        self, span: "Span", dtype: DType, first: Operand,
+        step: Callable[[Value, Value], Value], name: str,
+    ) -> Value:  # fmt: skip
+        result = self.scalar(first, dtype)
+        shared = self.style is Style.THREADS and not self._sharing
+        if shared:
+            self._sharing = True
+        kind = EACH if shared else REDUCE
+        with self._loop(*span, kind) as i:
+            result.set(step(result.get(), i))
+        if not shared:
+            return result.get()
+        self._sharing = False
+        together = combined(_COMBINE + name, result.get().uop)
+        self._emit(together)
+        self.barrier()
+        return Value(together)
+
+    @contextmanager
+    def _loop(self, start: "Value | int", stop: "Value | int", kind: AxisType) -> Iterator[Value]:
+        count = stop - start
+        end = index(count)
+        self._emit(end.uop)
+        self._ids += 1
+        loop = UOp(Ops.RANGE, dtypes.int32, (end.uop,), (self._ids, kind))
+        self.uops.append(loop)
+        self._emitted.append({loop})
+        yield Value(loop) + start
+        self._emitted.pop()
+        self.uops.append(UOp(Ops.END, dtypes.void, (self.uops[-1], loop)))
+
+    def _new_buffer(self, dtype: DType, size: int, space: AddrSpace) -> UOp:
+        self._ids += 1
+        buffer: UOp = UOp.placeholder((size,), dtype, self._ids, space)
+        self._emit(buffer)
+        return buffer
+
+    def _emit(self, u: UOp) -> None:
+        """Puts a node and what it needs, unless the open loops have it already."""
+        stack = [(u, False)]
+        while stack:
+            node, ready = stack.pop()
+            if node.op in (Ops.CONST, Ops.STACK) or any(node in scope for scope in self._emitted):
+                continue
+            if ready:
+                self.uops.append(node)
+                self._emitted[-1].add(node)
+            else:
+                stack.append((node, True))
+                stack += [(s, False) for s in reversed(node.src)]
+
+
+def _is(operand: Operand, number: int) -> bool:
+    return not isinstance(operand, Value) and operand == number

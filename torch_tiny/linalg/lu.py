@@ -1,0 +1,106 @@
+"""LU with partial pivoting, and what is solved with it."""
+
+from torch_tiny.linalg.kernel import Array, Kernel, Matrix, Scalar, Value
+from torch_tiny.linalg.triangular import substitute
+from torch_tiny.uops import dtypes
+
+
+def lu(k: Kernel, m: int, n: int) -> None:
+    """0: L and U by columns, 1: pivots, 2: info, 3: A by rows."""
+    source, home = k.matrix_in(3, m, n, True), k.matrix_in(0, m, n, False)
+    work = k.work_matrix(home)
+    k.copy(work, source)
+    info = k.scalar(0, dtypes.int32)
+    _factor(k, work, k.argument(1), info)
+    k.copy(home, work)
+    k.argument(2)[0] = info.get()
+
+
+def solve(k: Kernel, n: int, columns: int) -> None:
+    """0: X, 1: L and U by columns, 2: pivots, 3: info, 4: A by rows, 5: B by rows.
+
+    Without columns there is no B, and X is the inverse.
+    """
+    source, home = k.matrix_in(4, n, n, True), k.matrix_in(1, n, n, False)
+    work = k.work_matrix(home)
+    k.copy(work, source)
+    right = k.matrix_in(0, n, columns or n, False)
+    x = k.work_matrix(right)
+    if columns:
+        k.copy(x, k.matrix_in(5, n, columns, True))
+    else:
+        with k.loop(0, n) as j, k.each(0, n) as i:
+            x[i, j] = i.differs(j).where(0, k.number(1, work.dtype))
+    info = k.scalar(0, dtypes.int32)
+    _factor(k, work, k.argument(2), info, x)
+    substitute(k, work, x, upper=False, unit=True)
+    substitute(k, work, x, upper=True, unit=False)
+    k.copy(home, work)
+    k.copy(right, x)
+    k.argument(3)[0] = info.get()
+
+
+def lu_solve(k: Kernel, n: int, columns: int, adjoint: bool) -> None:
+    """0: X by columns, 1: L and U by columns, 2: pivots, 3: B by rows. Of A^T X = B if adjoint."""
+    factors = k.matrix_in(1, n, n, False)
+    work = k.work_matrix(factors)
+    k.copy(work, factors)
+    right = k.matrix_in(0, n, columns, False)
+    x = k.work_matrix(right)
+    k.copy(x, k.matrix_in(3, n, columns, True))
+    pivots = k.argument(2)
+    if adjoint:
+        work = work.transposed()
+        substitute(k, work, x, upper=False, unit=False)
+        substitute(k, work, x, upper=True, unit=True)
+    with k.loop(0, n) as step:
+        row = n - 1 - step if adjoint else step
+        other = pivots[row] - 1
+        _swap(k, x, row, other)
+    if not adjoint:
+        substitute(k, work, x, upper=False, unit=True)
+        substitute(k, work, x, upper=True, unit=False)
+    k.copy(right, x)
+
+
+def permutation(k: Kernel, m: int, count: int) -> None:
+    """0: which row of P^T A is row i of A, 1: pivots."""
+    order, pivots = k.argument(0), k.argument(1)
+    with k.each(0, m) as i:
+        order[i] = i
+    with k.loop(0, count) as i:
+        other = pivots[i] - 1
+        mine, theirs = order[i], order[other]
+        k.barrier()
+        order[i] = theirs
+        order[other] = mine
+        k.barrier()
+
+
+def _factor(
+    k: Kernel, work: Matrix, pivots: Array, info: Scalar, besides: Matrix | None = None
+) -> None:
+    """In place; rows of `besides` are swapped too."""
+    m, n = work.rows, work.columns
+    with k.loop(0, min(m, n)) as j:
+        row = k.first_largest((j, m), lambda i: work[i, j].abs(), work.dtype)
+        pivots[j] = row + 1
+        pivot = work[row, j]
+        usable = pivot.differs(0)
+        known = info.get().differs(0)
+        info.set((known | usable).where(info.get(), j + 1))
+        k.barrier()
+        for matrix in (work, besides):
+            if matrix is not None:
+                _swap(k, matrix, j, row)
+        with k.each(j + 1, m) as i:
+            mine = work[i, j]
+            work[i, j] = usable.where(mine / pivot, mine)
+        k.rank_one(work, (j + 1, m), (j + 1, n), lambda i: work[i, j], lambda c: work[j, c])
+
+
+def _swap(k: Kernel, matrix: Matrix, a: Value, b: Value) -> None:
+    with k.each(0, matrix.columns, per_lane=True) as j:
+        first, second = matrix[a, j], matrix[b, j]
+        matrix[a, j] = second
+        matrix[b, j] = first

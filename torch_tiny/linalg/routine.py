@@ -1,0 +1,42 @@
+"""Kernels written in the language of kernel.py, as nodes of a graph of pure values."""
+
+from collections.abc import Callable, Sequence
+
+from torch_tiny.linalg import cholesky, exponential, jacobi, lu, qr, triangular
+from torch_tiny.linalg.kernel import Argument, Kernel, Style
+from torch_tiny.uops import DType, Routine, UOp, routine_results
+
+ROUTINES: dict[str, Callable[..., None]] = {
+    "cholesky": cholesky.cholesky,
+    "lu": lu.lu,
+    "solve": lu.solve,
+    "lu_solve": lu.lu_solve,
+    "permutation": lu.permutation,
+    "triangular_solve": triangular.triangular_solve,
+    "cholesky_solve": triangular.cholesky_solve,
+    "geqrf": qr.geqrf,
+    "reflect": qr.reflect,
+    "eigh": jacobi.eigh,
+    "svd": jacobi.svd,
+    "exponential": exponential.exponential,
+}
+
+
+def run(
+    name: str, numbers: Sequence[int], batch: int,
+    results: Sequence[tuple[DType, int]], given: Sequence[UOp],
+) -> list[UOp]:  # fmt: skip
+    """The results of a routine on a batch, flat. results: types, and elements for each matrix."""
+    inputs = [x.reshape((-1,)) for x in given]
+    sizes = [(dtype, size) for dtype, size in results]
+    sizes += [(x.dtype, int(x.shape[0]) // batch) for x in inputs]
+    return routine_results(Routine(name, tuple(numbers), batch, tuple(sizes)), len(results), inputs)
+
+
+def emitted(routine: Routine, style: Style, scratch: int) -> list[UOp]:
+    """The kernel in order. PARAM k is argument k. scratch: bytes of fast memory for a matrix."""
+    arguments = [Argument(dtype, size) for dtype, size in routine.sizes]
+    kernel = Kernel(arguments, routine.batch, style, scratch)
+    kernel.begin()
+    ROUTINES[routine.name](kernel, *routine.numbers)
+    return kernel.end()
