@@ -18,6 +18,7 @@ from torch_tiny.lower import (
     nn,
     optim,
     pool,
+    random,
     reduce,
     sort,
     special,
@@ -30,8 +31,8 @@ from torch_tiny.views import int_shape
 Results = tuple[UOp | None, ...]
 
 _FAMILIES = (
-    activation, creation, elementwise, index, matmul, movement, nn, optim, pool, reduce, sort,
-    special,
+    activation, creation, elementwise, index, matmul, movement, nn, optim, pool, random, reduce,
+    sort, special,
 )  # fmt: skip
 RULES: dict[str, Rule] = {
     f"aten::{name}": rule for family in _FAMILIES for name, rule in family.TABLE.items()
