@@ -32,7 +32,7 @@ class Metrics(TypedDict):
     seconds_recording: float
     seconds_running: float
 
-def init(hosts: list[str], /) -> None:
+def init(hosts: list[str], portable_numbers: bool, /) -> None:
     """Make tiny:i live in the memory of hosts[i] ("cpu", "cuda:0")."""
 
 def add_library_folder(folder: str, /) -> None:

@@ -36,11 +36,11 @@ from torch_tiny.report import report  # noqa: E402
 
 def _register() -> None:
     """Make "tiny" a device of torch: the core, torch.tiny, Tensor.tiny() and the patches."""
-    from torch_tiny import core, hosts
+    from torch_tiny import core, hosts, rng
 
     if hasattr(torch, "tiny"):
         return
-    core.load(hosts.from_environment())
+    core.load(hosts.from_environment(), rng.is_portable())
 
     from torch.utils import backend_registration
 

@@ -34,10 +34,10 @@ class AtOnce {
       return host_;
     }
     if (value.isGenerator()) {
-      return host_generator(value.toGenerator());
+      return numbers_of(value.toGenerator());
     }
     if (generator && value.isNone()) {
-      return host_generator(device_);
+      return numbers_of(device_);
     }
     return value;
   }

@@ -126,9 +126,7 @@ bool are_equal(const c10::IValue& a, const c10::IValue& b) {
 }
 
 bool draws_numbers(const Operator& op) {
-  const auto& takes = op.takes_generator;
-  return op.hidden_generator ||
-      std::any_of(takes.begin(), takes.end(), [](bool one) { return one; });
+  return op.hidden_generator || op.generator >= 0;
 }
 
 // cuSOLVER waits for the device, which a capture does not survive; nor does its handle survive

@@ -7,6 +7,7 @@
 #include "engine_module.h"
 #include "generator.h"
 #include "operator.h"
+#include "portable_random.h"
 #include "run.h"
 #include "storage.h"
 
@@ -135,11 +136,15 @@ py::dict memory_stats_dict(c10::DeviceIndex index) {
   return result;
 }
 
-void init(const std::vector<std::string>& hosts) {
+void init(const std::vector<std::string>& hosts, bool portable_numbers) {
   init_devices(hosts);
+  if (portable_numbers) {
+    choose_portable_numbers();
+  }
   static const bool installed = [] {
     install_allocator();
     install_storage();
+    install_portable_random();
     install_operators();
     return true;
   }();

@@ -10,6 +10,8 @@
 
 namespace tiny {
 
+struct PortableKernel;
+
 struct Operator {
   enum class Kind : uint8_t {
     kRecord,  // metadata of the results follows from metadata of the arguments
@@ -33,6 +35,8 @@ struct Operator {
   bool takes_cpu_tensors = false;  // a copy: its source may be anywhere
   std::vector<bool> writes;        // per argument
   std::vector<bool> takes_generator;
+  int generator = -1;                        // which argument is one
+  const PortableKernel* portable = nullptr;  // fills tensors from the portable stream
   std::vector<int> returns;  // the argument a result is or looks at; -1 for a fresh one
 
   uint64_t calls = 0;  // recorded; counted with a queue locked

@@ -3,8 +3,10 @@
 #include <ATen/EmptyTensor.h>
 #include <torch/library.h>
 
+#include "generator.h"
 #include "host_call.h"
 #include "note.h"
+#include "portable_random.h"
 #include "run.h"
 #include "take_apart.h"
 
@@ -253,6 +255,14 @@ void record(const c10::OperatorHandle& handle, c10::Stack* stack) {
     bump_versions(op, given);
   }
   take_apart(op, given, arguments);
+  // However it runs, the numbers of this call are those that were taken for it just now.
+  const HiddenNumbers numbers(arguments.numbers);
+  if (C10_UNLIKELY(op.generator >= 0 && is_draw(arguments.numbers))) {
+    if (op.portable != nullptr) {
+      op.portable->check(given);
+    }
+    (*stack)[stack->size() - count + op.generator] = arguments.numbers;
+  }
   auto& queue = Queue::of(arguments.device);
   const auto kind = op.kind.load(std::memory_order_relaxed);
   if (kind == Operator::Kind::kAtOnce || !arguments.keyed ||

@@ -9,6 +9,7 @@
 
 #include "allocator.h"
 #include "engine.h"
+#include "generator.h"
 #include "host_call.h"
 
 namespace tiny {
@@ -326,7 +327,12 @@ void Runner::run_call(const Call& call) {
         return stand_in(trace_.uses[call.first_use + i], signature.specs[i]);
       },
       host_);
-  call_on_host(*signature.op, device_, stack_);
+  if (C10_UNLIKELY(signature.op->hidden_generator && has_portable_numbers(device_))) {
+    const HiddenNumbers numbers(trace_.values[call.first_value + signature.value_count]);
+    call_on_host(*signature.op, device_, stack_);
+  } else {
+    call_on_host(*signature.op, device_, stack_);
+  }
   size_t next = 0;
   for (size_t i = 0; i < stack_.size(); ++i) {
     if (signature.op->returns[i] >= 0 || signature.list_sizes[i] == Signature::kConstant) {

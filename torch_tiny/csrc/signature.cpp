@@ -31,7 +31,9 @@ struct Tokens {
   }
 
   void argument(const c10::IValue& value, bool generator) {
-    if (value.isTensor()) {
+    if (generator) {
+      signature.tokens.push_back({Token::Kind::kValue});
+    } else if (value.isTensor()) {
       tensor(value.toTensor());
     } else if (value.isTensorList() || value.isOptionalTensorList()) {
       const auto items = value.toListRef();
@@ -42,8 +44,7 @@ struct Tokens {
         tensor(item.isTensor() ? item.toTensor() : at::Tensor());
       }
     } else if (
-        value.isDouble() || value.isComplexDouble() || value.isGenerator() ||
-        (value.isNone() && generator) || value.isDoubleList() ||
+        value.isDouble() || value.isComplexDouble() || value.isDoubleList() ||
         (value.isList() && !value.isIntList() && !value.isBoolList())) {
       signature.tokens.push_back({Token::Kind::kValue});
     } else {
@@ -84,6 +85,9 @@ std::unique_ptr<Signature> make_signature(
   Tokens visitor{*signature};
   for (size_t i = 0; i < stack.size(); ++i) {
     visitor.argument(stack[i], op.takes_generator[i]);
+  }
+  for (const auto& token : signature->tokens) {
+    signature->value_count += token.kind == Token::Kind::kValue ? 1 : 0;
   }
   return signature;
 }

@@ -65,6 +65,7 @@ struct Signature {
   Operator* op = nullptr;
   std::vector<uint64_t> words;
   std::vector<Token> tokens;
+  uint32_t value_count = 0;     // of the tokens that are values
   std::vector<Spec> specs;      // per tiny tensor, in order
   std::vector<Result> results;  // per fresh tensor, in order
   std::vector<uint32_t> grown;  // tensors that come empty, as out=, and get the sizes of their spec
@@ -83,6 +84,7 @@ struct Arguments {
   c10::SmallVector<uint64_t, 64> words;
   c10::SmallVector<const at::Tensor*, 8> tensors;  // tiny ones, in order
   c10::SmallVector<c10::IValue, 4> values;
+  c10::IValue numbers;  // what its random numbers come from; the last value where that is hidden
   c10::DeviceIndex device = -1;
   bool keyed = true;      // false: an argument of a kind that has no words
   bool masked = false;    // an index is a mask

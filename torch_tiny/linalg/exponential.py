@@ -12,9 +12,7 @@ def exponential(k: Kernel, n: int) -> None:
     """0: the exponential by columns, 1, 2: work, 3: A by rows."""
     source, home = k.matrix_in(3, n, n, True), k.matrix_in(0, n, n, False)
     dtype = source.dtype
-    power, total, spare = (
-        k.work_matrix(k.matrix_in(number, n, n, False)) for number in (1, 0, 2)
-    )
+    power, total, spare = (k.work_matrix(k.matrix_in(number, n, n, False)) for number in (1, 0, 2))
     k.copy(power, source)
     norm, halvings = k.scalar(0, dtype), k.scalar(0, dtypes.int32)
     with k.loop(0, n) as j:

@@ -21,6 +21,7 @@ from torch_tiny.lower import (
     nn,
     optim,
     pool,
+    random,
     reduce,
     sort,
     special,
@@ -34,8 +35,8 @@ from torch_tiny.uops import UOp
 Results = tuple[UOp | Complex | None, ...]
 
 _FAMILIES = (
-    activation, creation, elementwise, index, linalg, matmul, movement, nn, optim, pool, reduce,
-    sort, special,
+    activation, creation, elementwise, index, linalg, matmul, movement, nn, optim, pool, random,
+    reduce, sort, special,
 )  # fmt: skip
 RULES: dict[str, Rule] = {
     f"aten::{name}": rule for family in _FAMILIES for name, rule in family.TABLE.items()

@@ -256,7 +256,9 @@ def svd(a: UOp, full_matrices: bool, vectors: bool, _driver: str | None = None) 
     if 0 in a.shape:
         values = full((*batch, n), 0, a.dtype)
         u = _identity(batch, m, columns, a.dtype)
-        return (u, values, _identity(batch, n, n, a.dtype)) if vectors else (nothing, values, nothing)
+        return (
+            (u, values, _identity(batch, n, n, a.dtype)) if vectors else (nothing, values, nothing)
+        )
     require(_is_finite(a))
     tall, square = (a.dtype, m * n), (a.dtype, n * n)
     results = [(a.dtype, n), tall, *([tall, square, square] if vectors else [])]
@@ -309,7 +311,6 @@ def _exponential(a: UOp) -> UOp:
 
 def _is_finite(a: UOp) -> UOp:
     return (a * 0.0).eq(0)
-
 
 
 def _run(
