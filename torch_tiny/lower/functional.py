@@ -9,16 +9,22 @@ import torch
 
 from torch_tiny.lower import (
     activation,
+    bags,
     complex_rules,
     creation,
     decompose,
+    distance,
     elementwise,
     fft,
+    grid,
+    histogram,
     index,
+    masks,
     matmul,
     movement,
     nn,
     optim,
+    polynomials,
     pool,
     reduce,
     sort,
@@ -33,8 +39,8 @@ from torch_tiny.uops import UOp
 Results = tuple[UOp | Complex | None, ...]
 
 _FAMILIES = (
-    activation, creation, elementwise, index, matmul, movement, nn, optim, pool, reduce, sort,
-    special,
+    activation, bags, creation, distance, elementwise, grid, histogram, index, masks, matmul,
+    movement, nn, optim, polynomials, pool, reduce, sort, special,
 )  # fmt: skip
 RULES: dict[str, Rule] = {
     f"aten::{name}": rule for family in _FAMILIES for name, rule in family.TABLE.items()
@@ -45,9 +51,16 @@ COMPLEX_RULES: dict[str, ComplexRule] = {
 # These make complex tensors of real ones.
 _ALWAYS_COMPLEX = {f"aten::{name}" for name in (*fft.TABLE, "complex", "polar", "view_as_complex")}
 
+_QUADRATIC = [
+    name
+    for family in (matmul, sort, fft, bags, distance, grid, histogram, masks)
+    for name in family.TABLE
+    if not name.startswith("_cdist")
+]
+
 # More work than elements: worth compiling only where there is nothing else to run them on.
 _HEAVY = {
-    *(f"aten::{name}" for name in (*matmul.TABLE, *sort.TABLE, *fft.TABLE)),
+    *(f"aten::{name}" for name in _QUADRATIC),
     *(
         f"aten::{name}"
         for name in index.TABLE
