@@ -9,6 +9,7 @@ import torch
 
 from torch_tiny.lower import (
     activation,
+    antialias,
     bags,
     complex_rules,
     creation,
@@ -19,6 +20,7 @@ from torch_tiny.lower import (
     grid,
     histogram,
     index,
+    margin,
     masks,
     matmul,
     movement,
@@ -39,8 +41,8 @@ from torch_tiny.uops import UOp
 Results = tuple[UOp | Complex | None, ...]
 
 _FAMILIES = (
-    activation, bags, creation, distance, elementwise, grid, histogram, index, masks, matmul,
-    movement, nn, optim, polynomials, pool, reduce, sort, special,
+    activation, antialias, bags, creation, distance, elementwise, grid, histogram, index, margin,
+    masks, matmul, movement, nn, optim, polynomials, pool, reduce, sort, special,
 )  # fmt: skip
 RULES: dict[str, Rule] = {
     f"aten::{name}": rule for family in _FAMILIES for name, rule in family.TABLE.items()
@@ -53,7 +55,7 @@ _ALWAYS_COMPLEX = {f"aten::{name}" for name in (*fft.TABLE, "complex", "polar", 
 
 _QUADRATIC = [
     name
-    for family in (matmul, sort, fft, bags, distance, grid, histogram, masks)
+    for family in (matmul, sort, fft, antialias, bags, distance, grid, histogram, masks)
     for name in family.TABLE
     if not name.startswith("_cdist")
 ]
