@@ -10,6 +10,7 @@ import torch
 from torch_tiny.lower import (
     activation,
     antialias,
+    attention,
     bags,
     complex_rules,
     creation,
@@ -41,8 +42,8 @@ from torch_tiny.uops import UOp
 Results = tuple[UOp | Complex | None, ...]
 
 _FAMILIES = (
-    activation, antialias, bags, creation, distance, elementwise, grid, histogram, index, margin,
-    masks, matmul, movement, nn, optim, polynomials, pool, reduce, sort, special,
+    activation, antialias, attention, bags, creation, distance, elementwise, grid, histogram,
+    index, margin, masks, matmul, movement, nn, optim, polynomials, pool, reduce, sort, special,
 )  # fmt: skip
 RULES: dict[str, Rule] = {
     f"aten::{name}": rule for family in _FAMILIES for name, rule in family.TABLE.items()
@@ -55,7 +56,7 @@ _ALWAYS_COMPLEX = {f"aten::{name}" for name in (*fft.TABLE, "complex", "polar", 
 
 _QUADRATIC = [
     name
-    for family in (matmul, sort, fft, antialias, bags, distance, grid, histogram, masks)
+    for family in (matmul, sort, fft, antialias, attention, bags, distance, grid, histogram, masks)
     for name in family.TABLE
     if not name.startswith("_cdist")
 ]
