@@ -44,7 +44,7 @@ def _is_small(start: Number, step: Number, n: int) -> bool:
     return bool(max(abs(first), abs(first + by * n)) < 1 << 24)
 
 
-def _linspace(start: Operand, end: Operand, steps: int, dtype: DType | None) -> UOp:
+def linspace(start: Operand, end: Operand, steps: int, dtype: DType | None) -> UOp:
     result = to_dtype(dtype, dtypes.float32)
     wide = math_dtype(result) if is_float(result) else dtypes.float32
     first, last = (as_uop(v, wide) for v in (start, end))
@@ -60,7 +60,7 @@ def _logspace(start: Operand, end: Operand, steps: int, base: Number, dtype: DTy
     result = to_dtype(dtype, dtypes.float32)
     # The CPU computes in double for floats.
     wide = dtypes.float64 if is_float(result) else dtypes.float32
-    powers = _linspace(start, end, steps, wide)
+    powers = linspace(start, end, steps, wide)
     return cast(call("pow", as_uop(base, wide).expand(int_shape(powers)), powers), result)
 
 
@@ -92,7 +92,7 @@ TABLE: dict[str, Rule] = {
     "arange.start_step": lambda start, end, step, dtype, *_: _arange(start, end, step, dtype=dtype),
     **dict.fromkeys(
         ("linspace", "linspace.Tensor_Tensor", "linspace.Tensor_Scalar", "linspace.Scalar_Tensor"),
-        lambda start, end, steps, dtype, *_: _linspace(start, end, steps, dtype),
+        lambda start, end, steps, dtype, *_: linspace(start, end, steps, dtype),
     ),
     **dict.fromkeys(
         ("logspace", "logspace.Tensor_Tensor", "logspace.Tensor_Scalar", "logspace.Scalar_Tensor"),

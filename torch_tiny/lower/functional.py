@@ -9,17 +9,26 @@ import torch
 
 from torch_tiny.lower import (
     activation,
+    antialias,
+    attention,
+    bags,
     complex_rules,
     creation,
     decompose,
+    distance,
     elementwise,
     fft,
+    grid,
+    histogram,
     index,
     linalg,
+    margin,
+    masks,
     matmul,
     movement,
     nn,
     optim,
+    polynomials,
     pool,
     random,
     reduce,
@@ -35,8 +44,9 @@ from torch_tiny.uops import UOp
 Results = tuple[UOp | Complex | None, ...]
 
 _FAMILIES = (
-    activation, creation, elementwise, index, linalg, matmul, movement, nn, optim, pool, random,
-    reduce, sort, special,
+    activation, antialias, attention, bags, creation, distance, elementwise, grid, histogram,
+    index, linalg, margin, masks, matmul, movement, nn, optim, polynomials, pool, random, reduce,
+    sort, special,
 )  # fmt: skip
 RULES: dict[str, Rule] = {
     f"aten::{name}": rule for family in _FAMILIES for name, rule in family.TABLE.items()
@@ -47,9 +57,16 @@ COMPLEX_RULES: dict[str, ComplexRule] = {
 # These make complex tensors of real ones.
 _ALWAYS_COMPLEX = {f"aten::{name}" for name in (*fft.TABLE, "complex", "polar", "view_as_complex")}
 
+_QUADRATIC = [
+    name
+    for family in (matmul, sort, fft, antialias, attention, bags, distance, grid, histogram, masks)
+    for name in family.TABLE
+    if not name.startswith("_cdist")
+]
+
 # More work than elements: worth compiling only where there is nothing else to run them on.
 _HEAVY = {
-    *(f"aten::{name}" for name in (*matmul.TABLE, *sort.TABLE, *fft.TABLE)),
+    *(f"aten::{name}" for name in _QUADRATIC),
     *(
         f"aten::{name}"
         for name in index.TABLE

@@ -232,7 +232,7 @@ def _adaptive_max_backward(grad: UOp, x: UOp, indices: UOp, k: int) -> UOp:
 Scale = Number | None
 
 
-def _scale(size: int, out: int, scale: Scale) -> UOp:
+def scale_of(size: int, out: int, scale: Scale) -> UOp:
     """Input elements for each output element, in float32."""
     ratio = full((), size / out, dtypes.float64)
     if scale is not None:
@@ -243,7 +243,7 @@ def _scale(size: int, out: int, scale: Scale) -> UOp:
 
 def _nearest(size: int, out: int, scale: Scale, exact: bool) -> UOp:
     at = arange(out).cast(dtypes.float32) + (0.5 if exact else 0.0)
-    source = call("floor", at * _scale(size, out, scale)).cast(dtypes.int32)
+    source = call("floor", at * scale_of(size, out, scale)).cast(dtypes.int32)
     return (source > size - 1).where(full_like(source, size - 1), source)
 
 
@@ -270,7 +270,7 @@ def _linear(size: int, out: int, scale: Scale, corners: bool) -> tuple[UOp, UOp,
     if corners:
         source = at * ((size - 1) / (out - 1) if out > 1 else 0.0)
     else:
-        source = (at + 0.5) * _scale(size, out, scale) - 0.5
+        source = (at + 0.5) * scale_of(size, out, scale) - 0.5
         source = (source < 0).where(full_like(source, 0.0), source)
     low = source.cast(dtypes.int32)
     low = (low > size - 1).where(full_like(low, size - 1), low)
@@ -306,7 +306,7 @@ def _taps(size: int, n: int, scale: Scale, corners: bool) -> Iterator[tuple[UOp,
     if corners:
         source = at * ((size - 1) / (n - 1) if n > 1 else 0.0)
     else:
-        source = (at + 0.5) * _scale(size, n, scale) - 0.5
+        source = (at + 0.5) * scale_of(size, n, scale) - 0.5
     low = call("floor", source)
     for tap in (-1, 0, 1, 2):
         index = low.cast(dtypes.int32) + tap

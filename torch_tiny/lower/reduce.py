@@ -17,13 +17,16 @@ from torch_tiny.lower.tools import (
     Rule,
     arange,
     count,
+    cut,
     full,
     full_like,
     kept_shape,
     lowest,
+    pad,
     positions,
     to_dtype,
     total,
+    widths,
     wrap_dim,
     wrap_dims,
 )
@@ -154,26 +157,6 @@ def _renorm(x: UOp, p: Number, dim: int, limit: Number) -> UOp:
     return cast((most < norm).where(wide * (most / (norm + 1e-7)), wide), x.dtype)
 
 
-def _cdist(a: UOp, b: UOp, p: Number, _mode: int | None) -> UOp:
-    return vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, [-1])
-
-
-def _cdist_backward(grad: UOp, a: UOp, b: UOp, p: Number, distances: UOp) -> UOp:
-    difference = a.unsqueeze(-2) - b.unsqueeze(-3)
-    size, far = absolute(difference), distances.unsqueeze(-1)
-    sign = call("copysign", difference.ne(0).cast(a.dtype), difference)
-    if p == math.inf:
-        slope = size.eq(far).where(sign, full((), 0, a.dtype))
-    elif p == 0:
-        return full_like(a, 0)
-    else:
-        # d|x|/dx is 0 where x is, whatever the power says.
-        power = as_uop(p, a.dtype) - 1.0
-        steep = call("pow", size, power) / call("pow", far, power)
-        slope = (size.eq(0) | far.eq(0)).where(full_like(size, 0), sign * steep)
-    return total(slope * grad.unsqueeze(-1), (difference.ndim - 2,))
-
-
 def _any(x: UOp, dims: Dims = None, keepdim: bool = False) -> UOp:
     found = cast(x, dtypes.bool).max(wrap_dims(dims, x.ndim), keepdim=keepdim)
     return found.cast(dtypes.uint8) if x.dtype == dtypes.uint8 else found
@@ -204,17 +187,49 @@ def _scanned(x: UOp, dim: int) -> tuple[UOp, UOp, int]:
     return spread, there <= here, dim + 1
 
 
-def cumulative(reduce: Callable[[UOp, tuple[int, ...]], UOp], identity: float) -> Rule:
+Combine = Callable[[UOp, UOp], UOp]
+_SHORT = 256  # longer dimensions are scanned in rows, and then the rows' ends
+
+
+def _scan(x: UOp, dim: int, combine: Combine, identity: float) -> UOp:
+    """What `combine` makes of all elements up to each one."""
+    shape = int_shape(x)
+    n = shape[dim]
+    reduce = _REDUCED[identity]
+    if n <= _SHORT:
+        spread, before, over = _scanned(x, dim)
+        return reduce(before.where(spread, full((), identity, x.dtype)), (over,))
+    width = 1 << math.ceil(math.log2(math.sqrt(n)))
+    rows = -(-n // width)
+    padded = pad(x, widths(x.ndim, dim, 0, rows * width - n), identity)
+    split = padded.reshape((*shape[:dim], rows, width, *shape[dim + 1 :]))
+    inner = _scan(split, dim + 1, combine, identity)
+    ends = cut(inner, dim + 1, width - 1, width)
+    carried = cut(_scan(ends, dim, combine, identity), dim, 0, rows - 1)
+    carried = pad(carried, widths(carried.ndim, dim, 1, 0), identity)
+    joined = combine(inner, carried).reshape((*shape[:dim], rows * width, *shape[dim + 1 :]))
+    return cut(joined, dim, 0, n)
+
+
+_REDUCED: dict[float, Callable[[UOp, tuple[int, ...]], UOp]] = {
+    0: lambda x, dims: x.sum(dims, dtype=x.dtype),
+    1: lambda x, dims: x.prod(dims),
+}
+
+
+def _cumulative(combine: Combine, identity: float) -> Callable[..., UOp]:
     def rule(x: UOp, dim: int, dtype: DType | None = None) -> UOp:
         result = to_dtype(dtype, x.dtype if is_float(x.dtype) else dtypes.int64)
         wide = cast(x, result).cast(math_dtype(result))
         if x.ndim == 0 or 0 in x.shape:
             return cast(wide, result)
-        spread, before, over = _scanned(wide, dim)
-        kept = before.where(spread, full((), identity, wide.dtype))
-        return cast(reduce(kept, (over,)), result)
+        return cast(_scan(wide, wrap_dim(dim, x.ndim), combine, identity), result)
 
     return rule
+
+
+cumsum = _cumulative(lambda a, b: a + b, 0)
+_cumprod = _cumulative(lambda a, b: a * b, 1)
 
 
 def _cumulative_best(x: UOp, dim: int) -> tuple[UOp, UOp]:
@@ -286,8 +301,6 @@ TABLE: dict[str, Rule] = {
     "norm.ScalarOpt_dtype": lambda x, p, dtype: _norm(x, p, None, False, dtype),
     "dist": lambda a, b, p: vector_norm(a - b, p),
     "renorm": _renorm,
-    "_cdist_forward": _cdist,
-    "_cdist_backward": _cdist_backward,
     "any": _any,
     "any.dim": _any,
     "any.dims": _any,
@@ -296,8 +309,8 @@ TABLE: dict[str, Rule] = {
     "all.dims": _all,
     "count_nonzero.dim_IntList": lambda x, dims: sums(cast(x, dtypes.bool), dims),
     "count_nonzero": lambda x, dim: sums(cast(x, dtypes.bool), dim),
-    "cumsum": cumulative(lambda x, dims: x.sum(dims, dtype=x.dtype), 0),
-    "cumprod": cumulative(lambda x, dims: x.prod(dims), 1),
+    "cumsum": cumsum,
+    "cumprod": _cumprod,
     "cummax": _cumulative_best,
     "cummin": _cumulative_least,
     "logcumsumexp": _logcumsumexp,
