@@ -150,7 +150,9 @@ def _render_one(
             kind, count = _C_NAMES[u.dtype], u.max_numel()
             scalar = u.addrspace is AddrSpace.REG and count == 1
             f.names[u] = f.new("acc" if scalar else "row")
-            f.emit(f"{kind} {f.names[u]};" if scalar else f"{kind} {f.names[u]}[{count}];")
+            # gcc 12 takes arrays to be aligned for vectors, and forgets to align them.
+            array = f"{f.names[u]}[{count}] __attribute__((aligned(64)))"
+            f.emit(f"{kind} {f.names[u] if scalar else array};")
         case Ops.RANGE:
             f.names[u] = f.new("i")
             if u in reductions:

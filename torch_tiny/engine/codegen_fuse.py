@@ -116,6 +116,8 @@ def _common_rows(group: _Group, nest: Nest, limits: Limits) -> int:
         return 0
     common = set(_row_counts(nest)).intersection(*(_row_counts(n) for n in group.nests))
     for rows in sorted(common, reverse=True):
+        if group.rows and rows > group.rows:
+            continue  # its kernels read each other's rows of this size
         widest = max(n.size // rows for n in (*group.nests, nest))
         if rows < MIN_ROWS or widest > MAX_ROW_ELEMENTS:
             return 0

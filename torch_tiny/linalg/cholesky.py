@@ -27,7 +27,7 @@ def _factor(k: Kernel, lower: Matrix, info: Scalar, n: int) -> None:
         pivot = lower[j, j]
         known = info.get().differs(0)
         info.set((known | (pivot > 0)).where(info.get(), j + 1))
-        root = pivot.sqrt()
+        root = k.now(pivot.sqrt())
         k.barrier()
         with k.each(j, n) as i:
             lower[i, j] = i.differs(j).where(lower[i, j] / root, root)

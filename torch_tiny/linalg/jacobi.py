@@ -56,7 +56,7 @@ def svd(k: Kernel, m: int, n: int, vectors: bool) -> None:
     k.copy(work, source)
     # Scaled, so that squares neither overflow nor vanish.
     largest = _largest(k, work)
-    size = (largest > 0).where(largest, 1)
+    size = k.now((largest > 0).where(largest, 1))
     with k.grid((0, m), (0, n)) as (i, j):
         work[i, j] = work[i, j] / size
     if turned is not None:

@@ -263,6 +263,11 @@ class Kernel:
         self._ids += 1
         self._emit(UOp(Ops.STORE, dtypes.void, (place, value.uop), None, (self._ids,)))
 
+    def now(self, value: Value) -> Value:
+        """Computed here, rather than in the loop that uses it first."""
+        self._emit(value.uop)
+        return value
+
     # loops
 
     @contextmanager

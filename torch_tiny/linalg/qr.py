@@ -39,16 +39,16 @@ def _reflect_column(k: Kernel, work: Matrix, c: Value) -> Value:
     m, dtype = work.rows, work.dtype
     # Scaled, so that squares neither overflow nor vanish.
     scale = k.largest((c, m), lambda i: work[i, c].abs(), dtype, 0)
-    usable = (scale > 0).where(scale, 1)
+    usable = k.now((scale > 0).where(scale, 1))
     below = k.total((c + 1, m), lambda i: _square(work[i, c] / usable), dtype)
     alpha = work[c, c]
     head = alpha / usable
     length = (head * head + below).sqrt()
     beta = (head < 0).where(length, -length)
     acts = below.differs(0)
-    factor = acts.where((beta - head) / acts.where(beta, 1), 0)
-    divisor = acts.where(head - beta, 1)
-    diagonal = acts.where(beta * usable, alpha)
+    factor = k.now(acts.where((beta - head) / acts.where(beta, 1), 0))
+    divisor = k.now(acts.where(head - beta, 1))
+    diagonal = k.now(acts.where(beta * usable, alpha))
     k.barrier()
     with k.each(c, m) as i:
         work[i, c] = i.differs(c).where(work[i, c] / usable / divisor, diagonal)

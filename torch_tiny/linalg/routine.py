@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from torch_tiny.linalg import cholesky, exponential, jacobi, lu, qr, triangular
 from torch_tiny.linalg.kernel import Argument, Kernel, Style
-from torch_tiny.uops import DType, Routine, UOp, routine_results
+from torch_tiny.uops import DType, Ops, Routine, UOp, call, routine_results
 
 ROUTINES: dict[str, Callable[..., None]] = {
     "cholesky": cholesky.cholesky,
@@ -27,7 +27,7 @@ def run(
     results: Sequence[tuple[DType, int]], given: Sequence[UOp],
 ) -> list[UOp]:  # fmt: skip
     """The results of a routine on a batch, flat. results: types, and elements for each matrix."""
-    inputs = [x.reshape((-1,)) for x in given]
+    inputs = [_in_memory(x).reshape((-1,)) for x in given]
     sizes = [(dtype, size) for dtype, size in results]
     sizes += [(x.dtype, int(x.shape[0]) // batch) for x in inputs]
     return routine_results(Routine(name, tuple(numbers), batch, tuple(sizes)), len(results), inputs)
@@ -40,3 +40,9 @@ def emitted(routine: Routine, style: Style, scratch: int) -> list[UOp]:
     kernel.begin()
     ROUTINES[routine.name](kernel, *routine.numbers)
     return kernel.end()
+
+
+def _in_memory(x: UOp) -> UOp:
+    """A kernel is given buffers. A sealed addition keeps a constant from being folded away."""
+    is_constant = not any(u.op in (Ops.PARAM, Ops.BUFFER) for u in x.toposort())
+    return call("add", x, 0.0) if is_constant else x
