@@ -60,10 +60,9 @@ inline uint64_t wide(uint32_t high, uint32_t low) {
   return uint64_t{high} << 32 | low;
 }
 
-// Uniform in [0, 1) with as many bits as the type has.
-template <int kBits>
-float uniform(uint32_t word) {
-  return static_cast<float>(word >> (32 - kBits)) * (1.0F / static_cast<float>(1U << kBits));
+// Uniform in [0, 1).
+inline float uniform(uint32_t word) {
+  return static_cast<float>(static_cast<int32_t>(word >> 8)) * 0x1p-24F;
 }
 
 inline double uniform_double(uint32_t high, uint32_t low) {
@@ -88,7 +87,7 @@ struct Log {
 };
 
 inline Log negative_log2(uint32_t word) {
-  constexpr std::array<int64_t, 11> kCoefficients = {
+  constexpr std::array<int32_t, 11> kCoefficients = {
       445643124,
       -516360679,
       86060115,
@@ -103,17 +102,16 @@ inline Log negative_log2(uint32_t word) {
   uint32_t zeros = 0;
   word = std::max<uint32_t>(word, 1);
   for (uint32_t step = 16; step > 0; step /= 2) {
-    if (word < uint32_t{1} << (32 - step)) {
-      word <<= step;
-      zeros += step;
-    }
+    const bool small = word < uint32_t{1} << (32 - step);
+    word = small ? word << step : word;
+    zeros = small ? zeros + step : zeros;
   }
-  const int64_t x = (static_cast<int64_t>(word) - 0xC0000000) * 2;  // [0.5, 1) as [-1, 1)
-  int64_t sum = kCoefficients.back();
+  const auto x = static_cast<int32_t>((word - 0xC0000000U) << 1);  // [0.5, 1) as [-1, 1)
+  int32_t sum = kCoefficients.back();
   for (size_t i = kCoefficients.size() - 1; i-- > 0;) {
-    sum = kCoefficients[i] + ((x * sum) >> 31);
+    sum = kCoefficients[i] + static_cast<int32_t>((int64_t{x} * sum) >> 31);
   }
-  return {zeros, static_cast<uint32_t>(std::clamp<int64_t>(sum, 0, (1 << 30) - 1))};
+  return {zeros, static_cast<uint32_t>(std::clamp(sum, 0, (1 << 30) - 1))};
 }
 
 // The same as a float that is never 0.

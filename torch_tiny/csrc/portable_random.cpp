@@ -8,73 +8,48 @@
 
 #include <map>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define TINY_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define TINY_CLONES
-#endif
+#include "draws.h"
 
 namespace tiny {
 namespace {
 
 namespace templates = at::native::templates;
 
-constexpr int kLanes = 16;
 constexpr int64_t kGrain = 1 << 14;
 
-struct Blocks {
-  uint32_t word[4][kLanes];
+// A tensor of the same sizes that elements can be written to in the order of their indices.
+class Dense {
+ public:
+  explicit Dense(const at::Tensor& out)
+      : out_(out),
+        dense_(
+            out.is_cpu() && out.is_contiguous()
+                ? out
+                : at::empty(out.sizes(), at::device(at::kCPU).dtype(out.scalar_type()))) {}
 
-  philox::Words of(int lane) const {
-    return {word[0][lane], word[1][lane], word[2][lane], word[3][lane]};
-  }
-};
-
-// The words of `kLanes` elements, round by round so that the compiler uses vectors.
-TINY_CLONES void fill_blocks(const Draw& draw, uint64_t first, Blocks& out) {
-  auto& c = out.word;
-  for (int l = 0; l < kLanes; ++l) {
-    c[0][l] = static_cast<uint32_t>(first + l);
-    c[1][l] = static_cast<uint32_t>((first + l) >> 32);
-    c[2][l] = static_cast<uint32_t>(draw.offset);
-    c[3][l] = static_cast<uint32_t>(draw.offset >> 32);
-  }
-  auto key0 = static_cast<uint32_t>(draw.seed), key1 = static_cast<uint32_t>(draw.seed >> 32);
-  for (int i = 0; i < 10; ++i) {
-#pragma omp simd
-    for (int l = 0; l < kLanes; ++l) {
-      const uint64_t a = philox::kMultipliers[0] * c[0][l], b = philox::kMultipliers[1] * c[2][l];
-      c[0][l] = static_cast<uint32_t>(b >> 32) ^ c[1][l] ^ key0;
-      c[1][l] = static_cast<uint32_t>(b);
-      c[2][l] = static_cast<uint32_t>(a >> 32) ^ c[3][l] ^ key1;
-      c[3][l] = static_cast<uint32_t>(a);
-    }
-    key0 += philox::kWeyl[0];
-    key1 += philox::kWeyl[1];
-  }
-}
-
-// value(words, i) for the i-th element in the order of its indices, wherever it lies.
-template <typename T, typename Value>
-void fill(const at::Tensor& out, const Draw& draw, const Value& value) {
-  const bool direct = out.is_cpu() && out.is_contiguous();
-  const auto dense =
-      direct ? out : at::empty(out.sizes(), at::device(at::kCPU).dtype(out.scalar_type()));
-  auto* data = dense.mutable_data_ptr<T>();
-  at::parallel_for(0, dense.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    Blocks blocks;
-    for (auto i = begin; i < end; i += kLanes) {
-      fill_blocks(draw, static_cast<uint64_t>(i), blocks);
-      const auto count = static_cast<int>(std::min<int64_t>(kLanes, end - i));
-      for (int l = 0; l < count; ++l) {
-        data[i + l] = value(blocks.of(l), i + l);
+  // body(first, count, blocks) for up to kLanes elements at a time, on all threads.
+  template <typename Body>
+  void fill(const Draw& draw, const Body& body) {
+    at::parallel_for(0, dense_.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      Blocks blocks;
+      for (auto i = begin; i < end; i += kLanes) {
+        fill_blocks(draw, static_cast<uint64_t>(i), blocks);
+        body(i, static_cast<int>(std::min<int64_t>(kLanes, end - i)), blocks);
       }
+    });
+    if (!dense_.is_same(out_)) {
+      out_.copy_(dense_);
     }
-  });
-  if (!direct) {
-    out.copy_(dense);
   }
-}
+  template <typename T>
+  T* data() {
+    return dense_.mutable_data_ptr<T>();
+  }
+
+ private:
+  const at::Tensor& out_;
+  at::Tensor dense_;
+};
 
 template <typename T>
 constexpr int kBits = std::is_same_v<T, at::Half> ? 11
@@ -87,17 +62,41 @@ void check_type(const at::Tensor& out, bool taken, const char* name) {
       taken, '"', name, "\" not implemented for '", c10::toString(out.scalar_type()), "'");
 }
 
-// `body` gets the words and computes in float, or in double where the tensor holds doubles.
-template <typename Body>
-void fill_floats(const at::Tensor& out, const Draw& draw, const char* name, const Body& body) {
+// after(x) of standard numbers, computed in double where the tensor holds doubles, else in float.
+template <typename After>
+void fill_floats(
+    const at::Tensor& out, const Draw& draw, const char* name, Standard which, const After& after) {
   check_type(out, out.is_floating_point() || out.is_complex(), name);
   const auto whole = out.is_complex() ? at::view_as_real(out) : out;
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, whole.scalar_type(), "random", [&] {
-    using Real = std::conditional_t<std::is_same_v<scalar_t, double>, double, float>;
-    fill<scalar_t>(whole, draw, [&](const philox::Words& words, int64_t /*i*/) {
-      return static_cast<scalar_t>(
-          body(words, Real{}, std::integral_constant<int, kBits<scalar_t>>{}));
+    Dense dense(whole);
+    auto* data = dense.data<scalar_t>();
+    dense.fill(draw, [&](int64_t first, int count, const Blocks& blocks) {
+      if constexpr (std::is_same_v<scalar_t, double>) {
+        for (int l = 0; l < count; ++l) {
+          data[first + l] = after(standard_double(which, blocks.of(l)));
+        }
+      } else {
+        float numbers[kLanes];
+        standard_floats(which, kBits<scalar_t>, blocks, numbers);
+        for (int l = 0; l < count; ++l) {
+          data[first + l] = static_cast<scalar_t>(after(numbers[l]));
+        }
+      }
     });
+  });
+}
+
+// body.operator()<T>() gives a function of the words and the index.
+template <typename T, typename Body>
+void fill_type(const at::Tensor& out, const Draw& draw, const Body& body) {
+  Dense dense(out);
+  auto* data = dense.data<T>();
+  const auto value = body.template operator()<T>();
+  dense.fill(draw, [&](int64_t first, int count, const Blocks& blocks) {
+    for (int l = 0; l < count; ++l) {
+      data[first + l] = value(blocks.of(l), first + l);
+    }
   });
 }
 
@@ -107,7 +106,7 @@ void fill_numbers(const at::Tensor& out, const Draw& draw, const char* name, con
   AT_DISPATCH_V2(
       out.scalar_type(),
       "random",
-      AT_WRAP([&] { fill<scalar_t>(out, draw, body.template operator()<scalar_t>()); }),
+      AT_WRAP([&] { fill_type<scalar_t>(out, draw, body); }),
       AT_EXPAND(AT_ALL_TYPES),
       at::kHalf,
       at::kBFloat16);
@@ -116,7 +115,7 @@ void fill_numbers(const at::Tensor& out, const Draw& draw, const char* name, con
 template <typename Body>
 void fill_all(const at::Tensor& out, const Draw& draw, const char* name, const Body& body) {
   if (out.scalar_type() == at::kBool) {
-    return fill<bool>(out, draw, body.template operator()<bool>());
+    return fill_type<bool>(out, draw, body);
   }
   fill_numbers(out, draw, name, body);
 }
@@ -127,24 +126,6 @@ struct Nothing {
   template <typename... Given>
   void operator()(Given&&... /*given*/) const {}
 };
-
-template <bool kDouble>
-auto standard_normal(const philox::Words& w) {
-  if constexpr (kDouble) {
-    return philox::normal_double(w);
-  } else {
-    return philox::normal(w[0], w[2]);
-  }
-}
-
-template <bool kDouble>
-auto standard_exponential(const philox::Words& w) {
-  if constexpr (kDouble) {
-    return philox::negative_log(philox::uniform_above_zero(w[0], w[1]));
-  } else {
-    return philox::exponential(w[0]);
-  }
-}
 
 at::Tensor self_of(c10::ArrayRef<c10::IValue> arguments) {
   return arguments[0].toTensor();
@@ -162,14 +143,9 @@ void check_uniform(c10::ArrayRef<c10::IValue> given) {
 }
 
 void uniform(const at::Tensor& self, const Draw& draw, double from, double to) {
-  fill_floats(self, draw, "uniform_kernel_cpu", [&](const auto& w, auto real, auto bits) {
-    using Real = decltype(real);
-    const auto low = static_cast<Real>(from), width = static_cast<Real>(to) - low;
-    if constexpr (std::is_same_v<Real, double>) {
-      return philox::uniform_double(w[0], w[1]) * width + low;
-    } else {
-      return philox::uniform<decltype(bits)::value>(w[0]) * width + low;
-    }
+  fill_floats(self, draw, "uniform_kernel_cpu", Standard::kUniform, [&](auto x) {
+    const auto low = static_cast<decltype(x)>(from);
+    return x * (static_cast<decltype(x)>(to) - low) + low;
   });
 }
 
@@ -183,10 +159,8 @@ void normal(const at::Tensor& self, const Draw& draw, double mean, double std) {
   if (self.is_complex()) {
     std /= std::sqrt(2);  // of the real and the imaginary part
   }
-  fill_floats(self, draw, "normal_kernel_cpu", [&](const auto& w, auto real, auto /*bits*/) {
-    using Real = decltype(real);
-    return standard_normal<std::is_same_v<Real, double>>(w) * static_cast<Real>(std) +
-        static_cast<Real>(mean);
+  fill_floats(self, draw, "normal_kernel_cpu", Standard::kNormal, [&](auto x) {
+    return x * static_cast<decltype(x)>(std) + static_cast<decltype(x)>(mean);
   });
 }
 
@@ -196,11 +170,8 @@ void check_log_normal(c10::ArrayRef<c10::IValue> given) {
 }
 
 void log_normal(const at::Tensor& self, const Draw& draw, double mean, double std) {
-  fill_floats(self, draw, "log_normal_cpu", [&](const auto& w, auto real, auto /*bits*/) {
-    using Real = decltype(real);
-    return philox::exp(
-        standard_normal<std::is_same_v<Real, double>>(w) * static_cast<Real>(std) +
-        static_cast<Real>(mean));
+  fill_floats(self, draw, "log_normal_cpu", Standard::kNormal, [&](auto x) {
+    return philox::exp(x * static_cast<decltype(x)>(std) + static_cast<decltype(x)>(mean));
   });
 }
 
@@ -210,9 +181,8 @@ void check_exponential(c10::ArrayRef<c10::IValue> given) {
 }
 
 void exponential(const at::Tensor& self, const Draw& draw, double lambda, double /*none*/) {
-  fill_floats(self, draw, "exponential_cpu", [&](const auto& w, auto real, auto /*bits*/) {
-    using Real = decltype(real);
-    return standard_exponential<std::is_same_v<Real, double>>(w) / static_cast<Real>(lambda);
+  fill_floats(self, draw, "exponential_cpu", Standard::kExponential, [&](auto x) {
+    return x / static_cast<decltype(x)>(lambda);
   });
 }
 
@@ -222,14 +192,8 @@ void check_cauchy(c10::ArrayRef<c10::IValue> given) {
 }
 
 void cauchy(const at::Tensor& self, const Draw& draw, double median, double sigma) {
-  fill_floats(self, draw, "cauchy_cpu", [&](const auto& w, auto real, auto /*bits*/) {
-    using Real = decltype(real);
-    const auto scale = static_cast<Real>(sigma), middle = static_cast<Real>(median);
-    if constexpr (std::is_same_v<Real, double>) {
-      return philox::cauchy_double(w) * scale + middle;
-    } else {
-      return philox::cauchy(w[0]) * scale + middle;
-    }
+  fill_floats(self, draw, "cauchy_cpu", Standard::kCauchy, [&](auto x) {
+    return x * static_cast<decltype(x)>(sigma) + static_cast<decltype(x)>(median);
   });
 }
 
@@ -243,9 +207,9 @@ void geometric(const at::Tensor& self, const Draw& draw, double p, double /*none
   fill_numbers(self, draw, "geometric_cpu", [&]<typename T>() {
     return [unit](const philox::Words& w, int64_t /*i*/) {
       if constexpr (std::is_same_v<T, double>) {
-        return std::ceil(standard_exponential<true>(w) / unit);
+        return std::ceil(standard_double(Standard::kExponential, w) / unit);
       } else {
-        const float trials = std::ceil(standard_exponential<false>(w) / static_cast<float>(unit));
+        const float trials = std::ceil(philox::exponential(w[0]) / static_cast<float>(unit));
         if constexpr (std::is_integral_v<T>) {
           return static_cast<T>(static_cast<int64_t>(trials));
         } else {
@@ -264,7 +228,7 @@ void check_bernoulli(c10::ArrayRef<c10::IValue> given) {
 void bernoulli(const at::Tensor& self, const Draw& draw, double p, double /*none*/) {
   fill_all(self, draw, "bernoulli_scalar_cpu_", [&]<typename T>() {
     return [p](const philox::Words& w, int64_t /*i*/) {
-      return static_cast<T>(philox::uniform<24>(w[0]) < static_cast<float>(p));
+      return static_cast<T>(philox::uniform(w[0]) < static_cast<float>(p));
     };
   });
 }
@@ -274,14 +238,14 @@ void bernoulli_tensor(const at::Tensor& self, const Draw& draw, const at::Tensor
   const bool is_double = given.scalar_type() == at::kDouble;
   const auto wide = given.to(at::kDouble).contiguous();
   const auto* p = wide.const_data_ptr<double>();
-  const auto in_range = [](double one) { return one >= 0 && one <= 1; };
-  TORCH_CHECK(
-      std::all_of(p, p + wide.numel(), in_range),
-      "Expected p_in >= 0 && p_in <= 1 to be true, but got false.");
+  for (int64_t i = 0; i < wide.numel(); ++i) {
+    const double p_in = p[i];
+    TORCH_CHECK(p_in >= 0 && p_in <= 1);  // PyTorch's words
+  }
   fill_all(self, draw, "bernoulli_tensor_cpu_self_", [&]<typename T>() {
     return [p, is_double](const philox::Words& w, int64_t i) {
       const double drawn =
-          is_double ? philox::uniform_double(w[0], w[1]) : double{philox::uniform<24>(w[0])};
+          is_double ? philox::uniform_double(w[0], w[1]) : double{philox::uniform(w[0])};
       return static_cast<T>(drawn < p[i]);
     };
   });
