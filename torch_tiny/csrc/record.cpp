@@ -172,32 +172,32 @@ bool try_call(
   return true;
 }
 
-// On a portable device, where running it would mean copies: the operator's meta function foretells
-// the results. A small call is rehearsed on the CPU with made-up data as well, which has the CPU's
-// strides and knows which types there is no kernel for. False if one of them raises; then the CPU
+// On a portable device, where running it would mean copies: a small call is rehearsed on the CPU
+// with made-up data, which has the CPU's strides and knows which types there is no kernel for. The
+// results of a large one are foretold by its meta function. False if that raises; then the CPU
 // runs it on real data, and raises in its own words.
 bool foretell(
     Operator& op, Queue& queue, c10::ArrayRef<c10::IValue> given, const Arguments& arguments) {
   auto signature = make_signature(op, given, arguments);
-  if (!try_call(op, *signature, arguments, meta_tensors(arguments), c10::Device(c10::kMeta))) {
-    return false;
-  }
-  size_t bytes = signature->fresh_bytes;
+  size_t bytes = 0;
   for (const auto* tensor : arguments.tensors) {
     bytes += tensor->storage().nbytes();
   }
   const bool draws = op.hidden_generator ||
       std::find(op.takes_generator.begin(), op.takes_generator.end(), true) !=
           op.takes_generator.end();
-  if (op.builtin && !draws && bytes <= kMostRehearsed) {
-    const auto rehearsed = [&](int number) {
-      const auto tensors = made_up_tensors(arguments, number);
-      return try_call(op, *signature, arguments, tensors, host_device(arguments.device));
-    };
-    // Ones divide, zeros are an index into anything.
-    if (!rehearsed(1) && !rehearsed(0)) {
-      return false;
-    }
+  const auto rehearsed = [&](int number) {
+    const auto tensors = made_up_tensors(arguments, number);
+    return try_call(op, *signature, arguments, tensors, host_device(arguments.device));
+  };
+  const auto foretold = [&] {
+    return try_call(op, *signature, arguments, meta_tensors(arguments), c10::Device(c10::kMeta));
+  };
+  // Ones divide, zeros are an index into anything.
+  const bool is_small =
+      op.builtin && !draws && !arguments.tensors.empty() && bytes <= kMostRehearsed;
+  if (is_small ? !rehearsed(1) && !rehearsed(0) : !foretold()) {
+    return false;
   }
   for (const auto& result : signature->results) {
     if (result.defined) {
