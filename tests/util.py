@@ -1,6 +1,7 @@
 """What every test shares: the device under test, and comparing it with its oracle.
 
-The oracle is plain PyTorch on the memory of the device: the same kernels, so the same results.
+The oracle is plain PyTorch on the memory of the device: the same kernels, so the same results. A
+portable device has kernels of its own; there results are compared with the CPU's up to rounding.
 """
 
 import os
@@ -13,8 +14,11 @@ import torch
 
 # Another device may stand in for tiny, to try the tests themselves.
 DEVICE = os.environ.get("TORCH_TINY_TEST_DEVICE", "tiny")
-KIND = "cuda" if os.environ.get("TORCH_TINY_DEVICES", "cpu").startswith("cuda") else "cpu"
-ORACLE = KIND
+# The memory of tiny:0: "cpu", "cuda", or a portable kind, whose oracle is the CPU.
+KIND = os.environ.get("TORCH_TINY_DEVICES", "cpu").partition(",")[0].partition(":")[0]
+ORACLE = "cuda" if KIND == "cuda" else "cpu"
+PORTABLE = KIND not in ("cpu", "cuda")
+HAS_FLOAT64 = KIND != "webgpu"
 
 # Compiling in the background has tests of its own; it would take the cores from all others.
 os.environ.setdefault("TORCH_TINY_ENGINE", "aten")

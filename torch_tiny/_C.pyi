@@ -12,6 +12,14 @@ class Cause(TypedDict):
     where: str
     count: int
 
+class Traffic(TypedDict):
+    """Bytes moved between the host and a portable device, by one line."""
+
+    direction: str
+    where: str
+    count: int
+    bytes: int
+
 class Metrics(TypedDict):
     """What has happened since the start or the last `reset_metrics`."""
 
@@ -31,6 +39,8 @@ class Metrics(TypedDict):
     news: list[Cause]
     seconds_recording: float
     seconds_running: float
+    traffic: list[Traffic]
+    fallbacks: list[Cause]
 
 def init(hosts: list[str], portable_numbers: bool, /) -> None:
     """Make tiny:i live in the memory of hosts[i] ("cpu", "cuda:0")."""
@@ -61,6 +71,24 @@ def host_alias(tensor: Tensor, /) -> Tensor:
 
 def materialize(tensor: Tensor, /) -> None:
     """Run what `tensor` depends on, so that its data_ptr is real and the data is there."""
+
+def is_portable(index: int, /) -> bool:
+    """Whether only tinygrad drives the memory of tiny:index."""
+
+def set_portable(functions: Any, /) -> None:
+    """Its upload, download, run, wait and warn serve the portable devices."""
+
+def set_compile_portable(function: Callable[[int, int, str], str], /) -> None:
+    """Called at first sight of a trace on a portable device."""
+
+def set_missing_types(index: int, types: list[int], advice: str, /) -> None:
+    """Types that tiny:index lacks, by c10's numbers; `advice` ends the error."""
+
+def refuse_fallbacks(refuse: bool, /) -> None:
+    """Whether an operator that would run on the host raises instead."""
+
+def dropped() -> tuple[list[int], list[int]]:
+    """Buffers and programs that are not needed any more, since the last time."""
 
 def default_generator(index: int, /) -> Generator: ...
 def metrics() -> Metrics: ...

@@ -16,6 +16,17 @@ class Cause:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """Bytes moved between the host and a portable device by one line of the user's program."""
+
+    direction: str
+    """ "upload" or "download"."""
+    where: str
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Region:
     """Calls that run as one, and how long they take each way."""
 
@@ -80,6 +91,10 @@ class Report:
     """Operators in compiled traces that stay calls, and why."""
     seconds_recording: float
     seconds_running: float
+    traffic: list[Traffic]
+    """What was moved between the host and portable devices, most bytes first."""
+    fallbacks: list[Cause]
+    """Operators that ran on the host since the device has no kernel for them, and where."""
 
     def __repr__(self) -> str:
         head = [
@@ -107,6 +122,14 @@ class Report:
                     "why traces were new", [(n.count, f"{n.reason}  {n.where}") for n in self.news]
                 ),
                 *_regions(self.plans),
+                *_table(
+                    "run on the host, with copies",
+                    [(f.count, f"{f.reason}  {f.where}") for f in self.fallbacks],
+                ),
+                *_table(
+                    "bytes moved between host and device",
+                    [(t.bytes, f"{t.direction}, {t.count} times  {t.where}") for t in self.traffic],
+                ),
                 *_table("recorded most", [(n, op) for op, n in self.calls_by_op.items()]),
                 *_table("run at once", [(n, op) for op, n in self.at_once_by_op.items()]),
             ]
@@ -122,7 +145,17 @@ def report() -> Report:
     causes.sort(key=lambda cause: cause.count, reverse=True)
     news = [Cause(**new) for new in metrics["news"]]
     news.sort(key=lambda new: new.count, reverse=True)
-    values: dict[str, Any] = {**metrics, "causes": causes, "news": news}
+    traffic = [Traffic(**moved) for moved in metrics["traffic"]]
+    traffic.sort(key=lambda moved: moved.bytes, reverse=True)
+    fallbacks = [Cause(**fallback) for fallback in metrics["fallbacks"]]
+    fallbacks.sort(key=lambda fallback: fallback.count, reverse=True)
+    values: dict[str, Any] = {
+        **metrics,
+        "causes": causes,
+        "news": news,
+        "traffic": traffic,
+        "fallbacks": fallbacks,
+    }
     return Report(**values, **_compiled())
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,8 +56,12 @@ class Value:
     """Which one of a list of numbers."""
 
 
+@dataclass(frozen=True)
 class Unknown:
-    """An argument that no lowering can take."""
+    """An argument or a result that no lowering can take."""
+
+    slot: int | None = None
+    """Of a tensor: the call depends on others all the same."""
 
 
 UNKNOWN = Unknown()
@@ -82,6 +86,8 @@ class Call:
     """Fresh results, in slots of their own."""
     written: list[Tensor] = field(default_factory=list)
     """Tensors among the arguments that the call writes, in order."""
+    written_unknown: set[int] = field(default_factory=set)
+    """Slots of those that no lowering can take."""
 
     @property
     def tensors(self) -> Iterator[Tensor]:
@@ -93,12 +99,11 @@ class Call:
 
     @property
     def reads(self) -> set[int]:
-        return {tensor.slot for tensor in self.tensors}
+        return _slots(self.args)
 
     @property
     def writes(self) -> set[int]:
-        made = {result.slot for result in self.results if isinstance(result, Tensor)}
-        return made | {tensor.slot for tensor in self.written}
+        return _slots(self.results) | _slots(self.written) | self.written_unknown
 
     @property
     def is_transfer(self) -> bool:
@@ -140,6 +145,17 @@ def schema_of(op: str) -> torch._C.FunctionSchema | None:
     return schema
 
 
+def _slots(items: Iterable[Any]) -> set[int]:
+    """The storages that these tensors, or lists of them, lie in."""
+    found: set[int] = set()
+    for item in items:
+        if isinstance(item, list):
+            found |= _slots(item)
+        elif isinstance(item, Tensor | Unknown) and item.slot is not None:
+            found.add(item.slot)
+    return found
+
+
 def _call(number: int, given: dict[str, Any]) -> Call:
     schema = schema_of(given["op"])
     args = [_argument(arg) for arg in given["args"]]
@@ -147,12 +163,14 @@ def _call(number: int, given: dict[str, Any]) -> Call:
     call = Call(number, given["op"], args, results)
     if schema is None:
         call.args = [*args, UNKNOWN]
+        call.written_unknown = _slots(args)
         return call
     names = written(given["op"], args)
     for i, argument in enumerate(schema.arguments):
         if argument.name in names:
             value = args[i] if isinstance(args[i], list) else [args[i]]
             call.written += [item for item in value if isinstance(item, Tensor)]
+            call.written_unknown |= _slots(item for item in value if isinstance(item, Unknown))
         args[i] = _typed(args[i], str(argument.real_type))
     return call
 
@@ -197,7 +215,7 @@ def _argument(given: Any) -> Any:
 def _tensor(given: list[Any]) -> Tensor | Unknown:
     slot, offset, dtype, sizes, strides, *bits = given
     if dtype not in DTYPES:
-        return UNKNOWN
+        return Unknown(slot)
     spec = ViewSpec(tuple(sizes), tuple(strides), offset)
     return Tensor(slot, DTYPES[dtype], spec, *(bool(bit) for bit in bits))
 
@@ -234,6 +252,6 @@ def _result(given: Any, slot: int) -> Tensor | Unknown | None:
     if given is None:
         return None
     if given[0] not in DTYPES:
-        return UNKNOWN
+        return Unknown(slot)
     dtype, sizes, strides, offset, *bits = given
     return _tensor([slot, offset, dtype, sizes, strides, *bits])

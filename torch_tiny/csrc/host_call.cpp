@@ -83,6 +83,32 @@ std::vector<at::Tensor> meta_tensors(const Arguments& arguments) {
   return metas;
 }
 
+std::vector<at::Tensor> made_up_tensors(const Arguments& arguments, int number) {
+  HostScope scope(arguments.device);
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> storages;
+  std::vector<at::Tensor> made;
+  made.reserve(arguments.tensors.size());
+  for (const auto* tensor : arguments.tensors) {
+    auto& storage = storages[tensor->storage().unsafeGetStorageImpl()];
+    const auto nbytes = tensor->storage().nbytes();
+    const auto dtype = tensor->scalar_type();
+    if (!storage) {
+      storage = c10::Storage(allocate_host(arguments.device, nbytes));
+      const auto count = static_cast<int64_t>(nbytes / tensor->dtype().itemsize());
+      host_tensor(storage, {count}, {1}, 0, dtype, false, false).fill_(number);
+    }
+    made.push_back(host_tensor(
+        storage,
+        tensor->sizes(),
+        tensor->strides(),
+        tensor->storage_offset(),
+        dtype,
+        tensor->is_conj(),
+        tensor->is_neg()));
+  }
+  return made;
+}
+
 void call_silently(const Operator& op, c10::Stack& stack) {
   struct Silence final : c10::WarningHandler {
     void process(const c10::Warning& /*warning*/) override {}

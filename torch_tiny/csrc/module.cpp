@@ -7,6 +7,7 @@
 #include "engine_module.h"
 #include "generator.h"
 #include "operator.h"
+#include "portable_module.h"
 #include "portable_random.h"
 #include "run.h"
 #include "storage.h"
@@ -25,6 +26,11 @@ void check_tiny(const at::Tensor& tensor) {
 
 at::Tensor host_alias(const at::Tensor& tensor) {
   check_tiny(tensor);
+  TORCH_CHECK(
+      !is_portable(tensor.device().index()),
+      "memory of ",
+      device_name(tensor.device().index()),
+      " cannot be shared: use tensor.cpu(), which copies it");
   const torch::PyWarningHandler warnings;  // what runs now may warn, as in PyTorch's own functions
   at::Tensor result;
   Queue::of(tensor.device().index()).run_then("memory shared", [&] {
@@ -37,7 +43,9 @@ void materialize(const at::Tensor& tensor) {
   check_tiny(tensor);
   const torch::PyWarningHandler warnings;
   auto& storage = TinyStorage::of(tensor);
-  Queue::of(tensor.device().index()).settle(storage, "data_ptr", [&] { storage.memory(); });
+  Queue::of(tensor.device().index()).settle(storage, "data_ptr", [&] {
+    storage.memory(Access::kRead);
+  });
 }
 
 py::dict metrics() {
@@ -101,6 +109,7 @@ py::dict metrics() {
   result["news"] = listed(total.news);
   result["seconds_recording"] = total.seconds_recording;
   result["seconds_running"] = total.seconds_running;
+  add_portable_counts(result);
   return result;
 }
 
@@ -110,6 +119,7 @@ void reset_metrics() {
     std::lock_guard lock(queue.mutex);
     queue.metrics = {};
   }
+  reset_portable_counts();
   for_each_operator([](Operator& op) {
     op.calls = 0;
     op.at_once = 0;
@@ -170,7 +180,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("current_device", &current_device);
   m.def("set_device", &set_device);
   m.def("exchange_device", &exchange_device);
-  m.def("device_host", [](c10::DeviceIndex index) { return host_device(index).str(); });
+  m.def("device_host", [](c10::DeviceIndex index) { return device_name(index); });
   m.def("synchronize", [](c10::DeviceIndex index) {
     const torch::PyWarningHandler warnings;
     run_trace(index, "synchronize");
@@ -199,4 +209,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_limits", &set_limits);
   m.def("in_bad_fork", &in_bad_fork);
   bind_engine(m);
+  bind_portable(m);
 }

@@ -306,7 +306,11 @@ std::string Queue::compile(const Trace& running, const Plan& plan) {
   if (C10_UNLIKELY(compiler.listens.load(std::memory_order_relaxed))) {
     compiler.hear(describe(running, plan));
   }
-  if (mode == Mode::kAuto && plan.runs == kHot) {
+  if (is_portable(device_)) {
+    if (plan.runs == 1) {
+      compiler.compile_portable({device_, plan.id, describe(running, plan)});
+    }
+  } else if (mode == Mode::kAuto && plan.runs == kHot) {
     compiler.offer({device_, plan.id, describe(running, plan)});
   } else if (mode == Mode::kUop && plan.runs == 1) {
     return compiler.compile_now({device_, plan.id, describe(running, plan)});
@@ -348,7 +352,14 @@ void Queue::for_each_plan(c10::function_ref<void(const Plan&)> visit) {
 void Queue::run_at_once(Operator& op, c10::Stack* stack, const char* reason) {
   run_then(reason, [&] {
     op.at_once.fetch_add(1, std::memory_order_relaxed);
+    if (C10_UNLIKELY(is_portable(device_)) && are_fallbacks_refused() &&
+        op.kind.load(std::memory_order_relaxed) == Operator::Kind::kAtOnce) {
+      note_fallback(device_, op.name, where());
+    }
     call_at_once(op, device_, stack);
+    if (C10_UNLIKELY(is_portable(device_))) {
+      note_fallback(device_, op.name, where());
+    }
     forget_signatures_if_many();
   });
 }

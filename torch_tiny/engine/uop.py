@@ -171,9 +171,9 @@ class Engine:
 
 def _target(device: int) -> str:
     """What to compile for on tiny:device."""
-    host = torch.device(_C.device_host(device))
-    if host.type == "cpu":
+    if _C.device_host(device) == "cpu":
         return "cpu"
+    host = torch.device(_C.device_host(device))
     major, minor = torch.cuda.get_device_capability(host)
     return f"sm_{major}{minor}"
 
