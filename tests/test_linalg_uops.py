@@ -143,7 +143,16 @@ def other_functions(x: Tensor) -> list[Tensor]:
 
 
 # A batch of 17 is one matrix a lane of a vector, the others are one after the other.
-SIZES = [(1, (17,)), (2, (3,)), (5, (2, 2)), (17, (17,)), (32, (17,)), (33, ()), (64, (9,)), (100, ())]
+SIZES = [
+    (1, (17,)),
+    (2, (3,)),
+    (5, (2, 2)),
+    (17, (17,)),
+    (32, (17,)),
+    (33, ()),
+    (64, (9,)),
+    (100, ()),
+]
 
 
 @pytest.mark.parametrize(("n", "batch"), SIZES, ids=str)

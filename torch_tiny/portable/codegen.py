@@ -12,8 +12,10 @@ import torch
 from torch_tiny.engine.codegen import SETTINGS, renumbered, scheduled
 from torch_tiny.engine.codegen_loops import cut_reductions
 from torch_tiny.engine.codegen_nest import Nest
+from torch_tiny.engine.codegen_routine import RoutineStep
 from torch_tiny.engine.cuda import without_repetition
 from torch_tiny.graph import Buffer
+from torch_tiny.lower.promote import NoLowering
 from torch_tiny.lower.tools import DTYPES
 from torch_tiny.portable.kind import Kind, Opened
 from torch_tiny.uops import Context, UOp, buffer_param, dtypes, substituted
@@ -88,7 +90,11 @@ def generate(
     with Context(**SETTINGS):  # type: ignore[no-untyped-call]
         nests, arguments = scheduled(typed, values, False, opened.most_buffers)
         new = arguments.temporary
-        apart = [n for nest in nests for n in without_repetition(nest, new)]
+        if any(isinstance(step, RoutineStep) for step in nests):
+            raise NoLowering(f"{kind.name} has no factorizations")
+        apart = [
+            n for nest in nests if isinstance(nest, Nest) for n in without_repetition(nest, new)
+        ]
         cut = [n for nest in apart for n in cut_reductions(nest, new, _pieces)]
         lowered = [_lowered(kind, opened, nest) for nest in cut]
     temporaries: dict[int, int] = {}

@@ -221,7 +221,8 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     sink = graph_rewrite(sink, final, ctx=renderer)
     sink = graph_rewrite(sink, pm_casted_consts, walk=True)
     sink = graph_rewrite(sink, pm_implicit_barriers)
-    return graph_rewrite(sink, pm_add_control_flow, ctx=CFGContext(sink), bottom_up=True)
+    sink = graph_rewrite(sink, pm_add_control_flow, ctx=CFGContext(sink), bottom_up=True)
+    return sink
 
 
 def _with_threads(sink: UOp, renderer: Renderer) -> UOp:
