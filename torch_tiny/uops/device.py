@@ -221,8 +221,8 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     sink = graph_rewrite(sink, final, ctx=renderer)
     sink = graph_rewrite(sink, pm_casted_consts, walk=True)
     sink = graph_rewrite(sink, pm_implicit_barriers)
-    sink = graph_rewrite(sink, pm_add_control_flow, ctx=CFGContext(sink), bottom_up=True)
-    return sink
+    control = CFGContext(sink)
+    return cast(UOp, graph_rewrite(sink, pm_add_control_flow, ctx=control, bottom_up=True))
 
 
 def _with_threads(sink: UOp, renderer: Renderer) -> UOp:
