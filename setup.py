@@ -1,7 +1,11 @@
 """Builds the C++ core (torch_tiny._C); everything else is in pyproject.toml."""
 
+import os
 import subprocess
 from pathlib import Path
+
+# The core that is about to be replaced may not go with the package any more.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 import torch
 from setuptools import setup

@@ -73,7 +73,6 @@ OPPONENTS = {
         COMPILED_CPU,
     ],
     "cuda": [
-        EAGER_CPU,
         EAGER_CUDA,
         Side("fused CUDA", "cuda", "fused", True, "fused"),
         Side("foreach CUDA", "cuda", "foreach", True, "foreach"),

@@ -55,7 +55,7 @@ WORKLOADS = [
         operators.adds,
         wait=Wait.NOT_COUNTED,
         operators=operators.ADDS,
-        bars={EAGER_CPU: 0.6},
+        bars={EAGER_CPU: 0.5},
         in_mean=False,
     ),
     Workload(
@@ -90,7 +90,7 @@ WORKLOADS = [
         "mlp",
         "train step of 784-512-512-10, batch 128, Adam, loss.item()",
         partial(training.train_mlp, read_loss=True),
-        bars={EAGER_CPU: 1.1},
+        bars=BARS,
         has_optimizer=True,
     ),
     Workload(
@@ -98,7 +98,7 @@ WORKLOADS = [
         "the same without loss.item()",
         partial(training.train_mlp, read_loss=False),
         wait=Wait.EACH_BLOCK,
-        bars={EAGER_CPU: 1.1},
+        bars=BARS,
         has_optimizer=True,
     ),
     Workload(
@@ -119,7 +119,7 @@ WORKLOADS = [
         "gpt",
         "train step of 2 layers, width 128, 64 tokens, batch 8, AdamW, loss.item()",
         partial(_small_gpt, read_loss=True),
-        bars={EAGER_CPU: 1.1},
+        bars=BARS,
         has_optimizer=True,
     ),
     Workload(
@@ -127,7 +127,7 @@ WORKLOADS = [
         "the same without loss.item()",
         partial(_small_gpt, read_loss=False),
         wait=Wait.EACH_BLOCK,
-        bars={EAGER_CPU: 1.1},
+        bars=BARS,
         has_optimizer=True,
     ),
     Workload(

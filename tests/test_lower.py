@@ -92,7 +92,7 @@ def _expected(name: str, func: Any, args: Any, kwargs: Any, result: Any) -> list
     """What `lower` promises: the results, then written arguments that are not returned."""
     returns = func._schema.returns
     results = pytree.tree_leaves(result, is_leaf=lambda v: v is None) if returns else []
-    names = written(name) if name != "aten::native_batch_norm" or args[5] else ()
+    names = written(name, args)
     returned = any(r.alias_info is not None and r.alias_info.is_write for r in returns)
     if names and not returned:
         values = dict(zip((a.name for a in func._schema.arguments), args, strict=False))

@@ -1,10 +1,12 @@
 """What every test shares: the device under test, and comparing it with its oracle.
 
-The oracle is plain PyTorch on the memory of the device: the same kernels, so the same results.
+The oracle is plain PyTorch on the memory of the device: the same kernels, so the same results. A
+portable device has kernels of its own; there results are compared with the CPU's up to rounding.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import plain_cuda
@@ -12,8 +14,11 @@ import torch
 
 # Another device may stand in for tiny, to try the tests themselves.
 DEVICE = os.environ.get("TORCH_TINY_TEST_DEVICE", "tiny")
-KIND = "cuda" if os.environ.get("TORCH_TINY_DEVICES", "cpu").startswith("cuda") else "cpu"
-ORACLE = KIND
+# The memory of tiny:0: "cpu", "cuda", or a portable kind, whose oracle is the CPU.
+KIND = os.environ.get("TORCH_TINY_DEVICES", "cpu").partition(",")[0].partition(":")[0]
+ORACLE = "cuda" if KIND == "cuda" else "cpu"
+PORTABLE = KIND not in ("cpu", "cuda")
+HAS_FLOAT64 = KIND != "webgpu"
 
 # Compiling in the background has tests of its own; it would take the cores from all others.
 os.environ.setdefault("TORCH_TINY_ENGINE", "aten")
@@ -82,6 +87,24 @@ def _assert_same_tensor(
         host, oracle = actual.detach().cpu(), expected.detach().cpu()
         if oracle.dtype == torch.complex32:  # which has no operator to compare with
             host, oracle = host.to(torch.complex64), oracle.to(torch.complex64)
-        if oracle.layout == torch.strided and torch.equal(host, oracle):
-            return
-        torch.testing.assert_close(host, oracle, equal_nan=True)
+        _compare(host, oracle)
+
+
+def _close(host: torch.Tensor, oracle: torch.Tensor) -> None:
+    if oracle.layout == torch.strided and torch.equal(host, oracle):
+        return
+    torch.testing.assert_close(host, oracle, equal_nan=True)
+
+
+_compare = _close
+
+
+@contextmanager
+def compared_by(compare: Callable[[torch.Tensor, torch.Tensor], None]) -> Iterator[None]:
+    """Something else to do with the values of a tensor and of its oracle."""
+    global _compare
+    before, _compare = _compare, compare
+    try:
+        yield
+    finally:
+        _compare = before

@@ -12,6 +12,14 @@ class Cause(TypedDict):
     where: str
     count: int
 
+class Traffic(TypedDict):
+    """Bytes moved between the host and a portable device, by one line."""
+
+    direction: str
+    where: str
+    count: int
+    bytes: int
+
 class Metrics(TypedDict):
     """What has happened since the start or the last `reset_metrics`."""
 
@@ -25,12 +33,16 @@ class Metrics(TypedDict):
     metadata_misses: int
     syncs: int
     relayouts: int
+    graphs: int
+    graph_runs: int
     causes: list[Cause]
     news: list[Cause]
     seconds_recording: float
     seconds_running: float
+    traffic: list[Traffic]
+    fallbacks: list[Cause]
 
-def init(hosts: list[str], /) -> None:
+def init(hosts: list[str], portable_numbers: bool, /) -> None:
     """Make tiny:i live in the memory of hosts[i] ("cpu", "cuda:0")."""
 
 def add_library_folder(folder: str, /) -> None:
@@ -60,6 +72,24 @@ def host_alias(tensor: Tensor, /) -> Tensor:
 def materialize(tensor: Tensor, /) -> None:
     """Run what `tensor` depends on, so that its data_ptr is real and the data is there."""
 
+def is_portable(index: int, /) -> bool:
+    """Whether only tinygrad drives the memory of tiny:index."""
+
+def set_portable(functions: Any, /) -> None:
+    """Its upload, download, run, wait and warn serve the portable devices."""
+
+def set_compile_portable(function: Callable[[int, int, str], str], /) -> None:
+    """Called at first sight of a trace on a portable device."""
+
+def set_missing_types(index: int, types: list[int], advice: str, /) -> None:
+    """Types that tiny:index lacks, by c10's numbers; `advice` ends the error."""
+
+def refuse_fallbacks(refuse: bool, /) -> None:
+    """Whether an operator that would run on the host raises instead."""
+
+def dropped() -> tuple[list[int], list[int]]:
+    """Buffers and programs that are not needed any more, since the last time."""
+
 def default_generator(index: int, /) -> Generator: ...
 def metrics() -> Metrics: ...
 def reset_metrics() -> None: ...
@@ -77,6 +107,9 @@ def set_mode(mode: str, /) -> None:
     """ "aten", "auto" or "uop"; see torch_tiny.engine.settings."""
 
 def set_validate(on: bool, /) -> None: ...
+def set_cuda_graphs(on: bool, /) -> None:
+    """Whether settled plans on CUDA memory become CUDA graphs."""
+
 def next_job(patience: float, /) -> tuple[int, int, str] | None:
     """The next hot trace: its device, its plan and its text. None after `patience` seconds."""
 

@@ -36,11 +36,11 @@ from torch_tiny.report import report  # noqa: E402
 
 def _register() -> None:
     """Make "tiny" a device of torch: the core, torch.tiny, Tensor.tiny() and the patches."""
-    from torch_tiny import core, hosts
+    from torch_tiny import core, hosts, rng
 
     if hasattr(torch, "tiny"):
         return
-    core.load(hosts.from_environment())
+    core.load(hosts.from_environment(), rng.is_portable())
 
     from torch.utils import backend_registration
 
@@ -51,13 +51,17 @@ def _register() -> None:
     torch._register_device_module("tiny", device)
     backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
     # Autocast picks the type that it picks on the memory itself.
-    memory = torch.device(device.device_name(0)).type
+    memory = "cpu" if device.is_portable(0) else torch.device(device.device_name(0)).type
     torch.set_autocast_dtype("tiny", torch.get_autocast_dtype(memory))
     interop.install()
     at_exit.install()
     modules.install()
     optimizer.install()
     uop.install()
+    if any(device.is_portable(index) for index in range(device.device_count())):
+        from torch_tiny.portable import engine
+
+        engine.install()
 
 
 def _must_be_asked_for() -> bool:

@@ -37,6 +37,7 @@ __all__ = [
     "is_available",
     "is_bf16_supported",
     "is_initialized",
+    "is_portable",
     "manual_seed",
     "manual_seed_all",
     "max_memory_allocated",
@@ -124,15 +125,25 @@ class device_of(device):  # noqa: N801  (torch.cuda.device_of)
 
 
 def device_name(device: Device = None) -> str:
-    """The memory that `device` lives in: "cpu" or "cuda:0"."""
+    """The memory that `device` lives in: "cpu", "cuda:0", or a portable kind such as "webgpu"."""
     return _C.device_host(_index(device))
 
 
 get_device_name = device_name
 
 
+def is_portable(device: Device = None) -> bool:
+    """Whether `device` is one that only tinygrad drives, such as "webgpu"."""
+    return _C.is_portable(_index(device))
+
+
 def get_device_properties(device: Device = None) -> DeviceProperties:
-    """The name of the memory, its size in bytes, and the number of processors on it."""
+    """The name of the memory, its size in bytes, and the number of processors on it.
+
+    Portable devices do not tell their size: it is 0.
+    """
+    if is_portable(device):
+        return DeviceProperties(device_name(device), 0, 1)
     host = torch.device(device_name(device))
     if host.type == "cuda":
         gpu = torch.cuda.get_device_properties(host)
@@ -275,6 +286,8 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 def is_bf16_supported() -> bool:
     """Whether the current device computes in bfloat16."""
+    if is_portable():
+        return True
     host = torch.device(device_name())
     return host.type == "cpu" or torch.cuda.is_bf16_supported()
 

@@ -7,6 +7,13 @@ from typing import Any
 import torch
 
 from torch_tiny.lower import Lifted, NoLowering, lower
+from torch_tiny.lower.complex_value import (
+    PARTS,
+    Complex,
+    from_real,
+    read_complex,
+    write_complex,
+)
 from torch_tiny.lower.conditions import all_hold, noted
 from torch_tiny.lower.layout import first_argument
 from torch_tiny.lower.tools import DTYPES
@@ -206,7 +213,7 @@ class _Evaluation:
         if isinstance(arg, list):
             return [self._argument(call, item) for item in arg]
         if isinstance(arg, Tensor):
-            return read(self._value_of(arg), arg.spec)
+            return self._read(arg)
         if isinstance(arg, Value):
             return self._number(call, arg)
         return arg
@@ -214,36 +221,61 @@ class _Evaluation:
     def _number(self, call: Call, value: Value) -> Any:
         if value.known is not None:
             return value.known
-        key = ("value", call.number, value.index, value.item)
-        if key not in self._numbers:
-            self._numbers[key] = len(self._buffers)
-            buffer = Buffer(value.dtype, 1, None, call.number, value.index, value.item)
-            self._buffers.append(buffer)
-        number = self._numbers[key]
-        uop = buffer_param(number, DTYPES[value.dtype], 1).reshape(())
+        if value.dtype.is_complex:
+            # The items of a complex number are its parts.
+            re, im = (self._lifted(call, value, PARTS[value.dtype], item) for item in (0, 1))
+            return Complex(re, im, value.is_number)
+        uop = self._lifted(call, value, value.dtype, value.item)
         if not value.is_number:
             return uop
         return Lifted(uop, float if value.dtype.is_floating_point else int)
+
+    def _lifted(self, call: Call, value: Value, dtype: torch.dtype, item: int) -> UOp:
+        key = ("value", call.number, value.index, item)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._buffers)
+            self._buffers.append(Buffer(dtype, 1, None, call.number, value.index, item))
+        return buffer_param(self._numbers[key], DTYPES[dtype], 1).reshape(())
+
+    def _read(self, tensor: Tensor) -> UOp | Complex:
+        flat = self._value_of(tensor)
+        if not tensor.dtype.is_complex:
+            value = read(flat, tensor.spec)
+            return -value if tensor.neg else value
+        number = read_complex(flat, tensor.spec)
+        number = number.conj() if tensor.conj else number
+        return -number if tensor.neg else number
 
     def _value_of(self, tensor: Tensor) -> UOp:
         self._check_dtype(tensor)
         if tensor.slot not in self._current:
             number = self._buffer_of(tensor.slot)
             size = self._buffers[number].size
-            value = buffer_param(number, DTYPES[tensor.dtype], size)
+            value = buffer_param(number, DTYPES[_part(tensor.dtype)], size)
             self._current[tensor.slot] = self._first[tensor.slot] = value
         return self._current[tensor.slot]
 
-    def _write(self, tensor: Tensor, value: UOp) -> None:
+    def _write(self, tensor: Tensor, value: UOp | Complex) -> None:
         if tensor.slot in self._made and tensor.slot not in self._current:
             self._check_dtype(tensor)
-            size = self._trace.slots[tensor.slot].nbytes // tensor.dtype.itemsize
-            nothing = UOp.const(0, DTYPES[tensor.dtype]).reshape((1,)).expand((size,))
+            part = _part(tensor.dtype)
+            size = self._trace.slots[tensor.slot].nbytes // part.itemsize
+            nothing = UOp.const(0, DTYPES[part]).reshape((1,)).expand((size,))
             self._current[tensor.slot] = nothing
-        self._current[tensor.slot] = write(self._value_of(tensor), tensor.spec, value)
+        flat = self._value_of(tensor)
+        value = -value if tensor.neg else value
+        if tensor.dtype.is_complex:
+            number = value if isinstance(value, Complex) else from_real(value)
+            number = number.conj() if tensor.conj else number
+            self._current[tensor.slot] = write_complex(flat, tensor.spec, number)
+        elif isinstance(value, Complex):
+            raise NoLowering("a complex value for a real tensor")
+        else:
+            self._current[tensor.slot] = write(flat, tensor.spec, value)
 
     def _check_dtype(self, tensor: Tensor) -> None:
-        if self._dtypes.setdefault(tensor.slot, tensor.dtype) != tensor.dtype:
+        dtype = _part(tensor.dtype)
+        if self._dtypes.setdefault(tensor.slot, dtype) != dtype:
             raise NoLowering("memory seen as two types")
 
     def _buffer_of(self, slot: int) -> int:
@@ -254,3 +286,8 @@ class _Evaluation:
             self._numbers[key] = len(self._buffers)
             self._buffers.append(Buffer(dtype, size, slot))
         return self._numbers[key]
+
+
+def _part(dtype: torch.dtype) -> torch.dtype:
+    """Complex memory is memory of its parts, and may be seen as that."""
+    return PARTS.get(dtype, dtype)

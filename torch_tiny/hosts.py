@@ -1,7 +1,10 @@
 """TORCH_TINY_DEVICES: which memory tiny:0, tiny:1, ... live in."""
 
+import importlib.util
 import os
+import pkgutil
 import re
+from pathlib import Path
 
 import torch
 
@@ -9,7 +12,7 @@ VARIABLE = "TORCH_TINY_DEVICES"
 
 
 def from_environment() -> list[str]:
-    """The memory of each tiny device, in order: "cpu" or "cuda:<index>"."""
+    """The memory of each tiny device, in order: "cpu", "cuda:<index>" or a portable kind."""
     return parse(os.environ.get(VARIABLE) or "cpu")
 
 
@@ -34,14 +37,46 @@ def why_no_cuda() -> str | None:
     return None
 
 
+def why_no_portable(kind: str) -> str | None:
+    """What is missing for a portable kind and how to get it; None if nothing is known to be."""
+    if importlib.util.find_spec("tinygrad") is None:
+        return "tinygrad is not installed: pip install tinygrad==0.14.0"
+    from torch_tiny.portable.kind import find_kind
+
+    return find_kind(kind).why_not()
+
+
+def portable_kinds() -> list[str]:
+    """The kinds of memory that only tinygrad drives."""
+    return sorted(module.name for module in pkgutil.iter_modules([str(_KINDS)]))
+
+
+_KINDS = Path(__file__).parent / "portable" / "kinds"
+
+
+def _unknown(name: str, text: str) -> str:
+    return (
+        f"{VARIABLE}={text!r}: {name!r} is no memory that torch_tiny knows. It takes a comma-"
+        f"separated list of 'cpu', 'cuda' (which is 'cuda:0'), 'cuda:<index>' and the kinds that "
+        f"tinygrad drives: {', '.join(portable_kinds())}; here: {', '.join(available())}"
+    )
+
+
+def _portable(name: str, text: str) -> str:
+    match = re.fullmatch(r"(\w+)(?::(\d+))?", name)
+    if match is None or match[1] not in portable_kinds():
+        raise ValueError(_unknown(name, text))
+    if reason := why_no_portable(match[1]):
+        raise ValueError(f"{VARIABLE}={text!r}: {name!r} is not available: {reason}")
+    return match[1] if int(match[2] or 0) == 0 else name
+
+
 def _host(name: str, text: str) -> str:
+    if not name.startswith(("cpu", "cuda")):
+        return _portable(name, text)
     match = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
     if match is None:
-        raise ValueError(
-            f"{VARIABLE}={text!r}: {name!r} is no memory that torch_tiny knows. It takes a comma-"
-            f"separated list of 'cpu', 'cuda' (which is 'cuda:0') and 'cuda:<index>'; "
-            f"here: {', '.join(available())}"
-        )
+        raise ValueError(_unknown(name, text))
     if name == "cpu":
         return name
     host = f"cuda:{match[1] or 0}"

@@ -26,6 +26,7 @@ def install() -> None:
     _patch(Tensor, "__dlpack_device__", _as_host)
     for module in (torch, torch.utils.dlpack):
         _patch(module, "to_dlpack", _as_host)
+    _patch(torch._tensor_str, "_tensor_str", _printed)
     _patch_tensor("data_ptr")
     _patch_tensor("untyped_storage")
     _patch_storage_address()
@@ -51,7 +52,7 @@ def _patch(owner: Any, name: str, tiny: Callable[..., Any]) -> None:
 
 def _numpy(original: Callable[..., T], tensor: Tensor, *args: Any, **kwargs: Any) -> T:
     """Zero-copy where NumPy can see the memory, else PyTorch's usual TypeError."""
-    if _C.device_host(tensor.device.index) != "cpu":
+    if _C.device_host(tensor.device.index) != "cpu":  # also on portable devices: it is a copy
         return original(tensor, *args, **kwargs)
     return original(_host_twin(tensor), *args, **kwargs)
 
@@ -59,6 +60,11 @@ def _numpy(original: Callable[..., T], tensor: Tensor, *args: Any, **kwargs: Any
 def _as_host(original: Callable[..., T], tensor: Tensor, *args: Any, **kwargs: Any) -> T:
     """DLPack: a tiny tensor is a tensor of the memory that it lives in."""
     return original(_host_twin(tensor), *args, **kwargs)
+
+
+def _printed(original: Callable[..., T], tensor: Tensor, *args: Any) -> T:
+    """PyTorch formats numbers in float64, which not every portable device has."""
+    return original(tensor.cpu() if _C.is_portable(tensor.device.index) else tensor, *args)
 
 
 # Addresses and storages are asked for in tight loops: no *args, and the cheapest test first.

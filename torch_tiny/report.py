@@ -16,6 +16,17 @@ class Cause:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """Bytes moved between the host and a portable device by one line of the user's program."""
+
+    direction: str
+    """ "upload" or "download"."""
+    where: str
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Region:
     """Calls that run as one, and how long they take each way."""
 
@@ -61,6 +72,10 @@ class Report:
     """Times the program waited for the device."""
     relayouts: int
     """Results that had to be copied into the strides they were recorded with."""
+    graphs: int
+    """CUDA graphs that were captured, each for a trace that runs often."""
+    graph_runs: int
+    """Traces that ran as one launch of such a graph."""
     causes: list[Cause]
     """Why traces were run and where, most frequent first."""
     news: list[Cause]
@@ -76,6 +91,10 @@ class Report:
     """Operators in compiled traces that stay calls, and why."""
     seconds_recording: float
     seconds_running: float
+    traffic: list[Traffic]
+    """What was moved between the host and portable devices, most bytes first."""
+    fallbacks: list[Cause]
+    """Operators that ran on the host since the device has no kernel for them, and where."""
 
     def __repr__(self) -> str:
         head = [
@@ -86,6 +105,7 @@ class Report:
             ("metadata cache", _share(self.metadata_hits, self.metadata_misses)),
             ("syncs", f"{self.syncs}"),
             ("relayouts", f"{self.relayouts}"),
+            ("CUDA graphs", f"{self.graphs} captured, {self.graph_runs} runs"),
             ("recording", f"{self.seconds_recording:.3f} s"),
             ("running", f"{self.seconds_running:.3f} s"),
             ("compiled", f"{self.compiles} traces, {self.cache_hits} from disk"),
@@ -102,6 +122,14 @@ class Report:
                     "why traces were new", [(n.count, f"{n.reason}  {n.where}") for n in self.news]
                 ),
                 *_regions(self.plans),
+                *_table(
+                    "run on the host, with copies",
+                    [(f.count, f"{f.reason}  {f.where}") for f in self.fallbacks],
+                ),
+                *_table(
+                    "bytes moved between host and device",
+                    [(t.bytes, f"{t.direction}, {t.count} times  {t.where}") for t in self.traffic],
+                ),
                 *_table("recorded most", [(n, op) for op, n in self.calls_by_op.items()]),
                 *_table("run at once", [(n, op) for op, n in self.at_once_by_op.items()]),
             ]
@@ -117,7 +145,17 @@ def report() -> Report:
     causes.sort(key=lambda cause: cause.count, reverse=True)
     news = [Cause(**new) for new in metrics["news"]]
     news.sort(key=lambda new: new.count, reverse=True)
-    values: dict[str, Any] = {**metrics, "causes": causes, "news": news}
+    traffic = [Traffic(**moved) for moved in metrics["traffic"]]
+    traffic.sort(key=lambda moved: moved.bytes, reverse=True)
+    fallbacks = [Cause(**fallback) for fallback in metrics["fallbacks"]]
+    fallbacks.sort(key=lambda fallback: fallback.count, reverse=True)
+    values: dict[str, Any] = {
+        **metrics,
+        "causes": causes,
+        "news": news,
+        "traffic": traffic,
+        "fallbacks": fallbacks,
+    }
     return Report(**values, **_compiled())
 
 

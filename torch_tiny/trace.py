@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,9 @@ DTYPES = {
     "BFloat16": torch.bfloat16,
     "Float": torch.float32,
     "Double": torch.float64,
+    "ComplexHalf": torch.complex32,
+    "ComplexFloat": torch.complex64,
+    "ComplexDouble": torch.complex128,
 }
 
 
@@ -33,6 +36,10 @@ class Tensor:
     slot: int
     dtype: torch.dtype
     spec: ViewSpec
+    conj: bool = False
+    """The elements are the conjugates of what is in memory."""
+    neg: bool = False
+    """They are its negatives."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,12 @@ class Value:
     """Which one of a list of numbers."""
 
 
+@dataclass(frozen=True)
 class Unknown:
-    """An argument that no lowering can take."""
+    """An argument or a result that no lowering can take."""
+
+    slot: int | None = None
+    """Of a tensor: the call depends on others all the same."""
 
 
 UNKNOWN = Unknown()
@@ -75,6 +86,8 @@ class Call:
     """Fresh results, in slots of their own."""
     written: list[Tensor] = field(default_factory=list)
     """Tensors among the arguments that the call writes, in order."""
+    written_unknown: set[int] = field(default_factory=set)
+    """Slots of those that no lowering can take."""
 
     @property
     def tensors(self) -> Iterator[Tensor]:
@@ -86,12 +99,11 @@ class Call:
 
     @property
     def reads(self) -> set[int]:
-        return {tensor.slot for tensor in self.tensors}
+        return _slots(self.args)
 
     @property
     def writes(self) -> set[int]:
-        made = {result.slot for result in self.results if isinstance(result, Tensor)}
-        return made | {tensor.slot for tensor in self.written}
+        return _slots(self.results) | _slots(self.written) | self.written_unknown
 
     @property
     def is_transfer(self) -> bool:
@@ -133,6 +145,17 @@ def schema_of(op: str) -> torch._C.FunctionSchema | None:
     return schema
 
 
+def _slots(items: Iterable[Any]) -> set[int]:
+    """The storages that these tensors, or lists of them, lie in."""
+    found: set[int] = set()
+    for item in items:
+        if isinstance(item, list):
+            found |= _slots(item)
+        elif isinstance(item, Tensor | Unknown) and item.slot is not None:
+            found.add(item.slot)
+    return found
+
+
 def _call(number: int, given: dict[str, Any]) -> Call:
     schema = schema_of(given["op"])
     args = [_argument(arg) for arg in given["args"]]
@@ -140,12 +163,14 @@ def _call(number: int, given: dict[str, Any]) -> Call:
     call = Call(number, given["op"], args, results)
     if schema is None:
         call.args = [*args, UNKNOWN]
+        call.written_unknown = _slots(args)
         return call
-    names = written(given["op"])
+    names = written(given["op"], args)
     for i, argument in enumerate(schema.arguments):
         if argument.name in names:
             value = args[i] if isinstance(args[i], list) else [args[i]]
             call.written += [item for item in value if isinstance(item, Tensor)]
+            call.written_unknown |= _slots(item for item in value if isinstance(item, Unknown))
         args[i] = _typed(args[i], str(argument.real_type))
     return call
 
@@ -167,6 +192,9 @@ _SCALAR_TYPES = {
     5: torch.float16,
     6: torch.float32,
     7: torch.float64,
+    8: torch.complex32,
+    9: torch.complex64,
+    10: torch.complex128,
     11: torch.bool,
     15: torch.bfloat16,
 }
@@ -185,10 +213,11 @@ def _argument(given: Any) -> Any:
 
 
 def _tensor(given: list[Any]) -> Tensor | Unknown:
-    slot, offset, dtype, sizes, strides = given
+    slot, offset, dtype, sizes, strides, *bits = given
     if dtype not in DTYPES:
-        return UNKNOWN
-    return Tensor(slot, DTYPES[dtype], ViewSpec(tuple(sizes), tuple(strides), offset))
+        return Unknown(slot)
+    spec = ViewSpec(tuple(sizes), tuple(strides), offset)
+    return Tensor(slot, DTYPES[dtype], spec, *(bool(bit) for bit in bits))
 
 
 def _captured(given: list[Any]) -> Value | Unknown:
@@ -210,6 +239,7 @@ _READERS: dict[str, Callable[[list[Any]], Any]] = {
     "t": _tensor,
     "v": _captured,
     "d": lambda given: Value(given[0], torch.float64, True, _KNOWN_FLOATS.get(given[1])),
+    "z": lambda given: Value(given[0], torch.complex128, True),
     "l": lambda given: [_argument(item) for item in given],
     "i": lambda given: given[0],
     "b": lambda given: given[0],
@@ -221,7 +251,7 @@ _READERS: dict[str, Callable[[list[Any]], Any]] = {
 def _result(given: Any, slot: int) -> Tensor | Unknown | None:
     if given is None:
         return None
-    if len(given) == 1 or given[0] not in DTYPES:
-        return UNKNOWN
-    dtype, sizes, strides, offset = given
-    return Tensor(slot, DTYPES[dtype], ViewSpec(tuple(sizes), tuple(strides), offset))
+    if given[0] not in DTYPES:
+        return Unknown(slot)
+    dtype, sizes, strides, offset, *bits = given
+    return _tensor([slot, offset, dtype, sizes, strides, *bits])

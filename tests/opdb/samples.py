@@ -22,6 +22,8 @@ _BYTES = 1 << 20  # and a few are large
 # Operators that take all tensors but the first on the CPU, whatever the device.
 _CPU_ARGUMENTS = {"tensor_split"}
 
+_WIDER: dict[torch.dtype, torch.dtype] = {}
+
 # What stands for "the device" in samples; where there is a GPU, some name both.
 _HOSTS = re.compile(r"(cpu|cuda)(:\d+)?")
 
@@ -51,6 +53,17 @@ def limited(count: int) -> Iterator[None]:
         yield
     finally:
         SAMPLES = before
+
+
+@contextmanager
+def in_double() -> Iterator[None]:
+    """Compute with twice the digits: float32 tensors become float64 where they are copied."""
+    global _WIDER
+    before, _WIDER = _WIDER, {torch.float32: torch.float64, torch.complex64: torch.complex128}
+    try:
+        yield
+    finally:
+        _WIDER = before
 
 
 def with_gaps(sample: SampleInput) -> SampleInput:
@@ -117,7 +130,10 @@ class Mover:
         return value
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout == torch.strided:
+        wider = _WIDER.get(tensor.dtype)
+        if wider is not None:
+            result = tensor.detach().to(wider)
+        elif tensor.layout == torch.strided:
             result = torch.empty(0, dtype=tensor.dtype, device=self.device)
             storage = self._storage(tensor.untyped_storage())
             result.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .gen import MAX_ELEMENTS, Gen, fits_together, kind
+from .gen import MAX_ELEMENTS, WIDE, Gen, fits_together, kind
 
 
 @kind(14)
@@ -17,7 +17,7 @@ def unary(g: Gen) -> str:
         f"{x}.square()",
         f"{x}.clone()",
         f"{x}.contiguous()",
-        f"{x}.to(torch.float64)",
+        f"{x}.to(torch.{WIDE})",
         f"{x}.to(torch.complex64)",
         f"{x}.isnan()",
         f"{x}.to(torch.bfloat16)",

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from util import overlaps_itself
+from util import HAS_FLOAT64, PORTABLE, overlaps_itself
 
 Tensor = torch.Tensor
-DTYPES = ("float32", "float64", "int64", "bool", "complex64", "bfloat16")
+WIDE = "float64" if HAS_FLOAT64 else "float32"
+DTYPES = ("float32", WIDE, "int64", "bool", "complex64", "bfloat16")
 MAX_ELEMENTS = 64
 
 
@@ -26,11 +27,12 @@ class Gen:
     """Writes one statement after another; `env` holds the oracle's tensors by name.
 
     `gpu` leaves out what a GPU cannot do: show its memory to NumPy, survive a bad index, add up
-    floats in a fixed order where several go to one place.
+    floats in a fixed order where several go to one place. Portable devices only lack the first.
     """
 
     def __init__(self, rng: random.Random, env: dict[str, Any], autograd: bool, gpu: bool) -> None:
         self.rng, self.env, self.autograd, self.gpu = rng, env, autograd, gpu
+        self.shows_memory = not (gpu or PORTABLE)
         self.count = 0
 
     def statement(self) -> str:

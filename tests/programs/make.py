@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
+from util import HAS_FLOAT64
 
-from .gen import DTYPES, MAX_ELEMENTS, Gen, NothingSuitsError, Tensor, kind
+from .gen import DTYPES, MAX_ELEMENTS, WIDE, Gen, NothingSuitsError, Tensor, kind
 
 
 @kind(8)
@@ -177,5 +178,9 @@ def _dtype_view(g: Gen, x: str, t: Tensor) -> str:
         return f"{x}.view(torch.complex64)"
     if g.autograd or t.dtype == torch.bool:
         raise NothingSuitsError
-    same = {8: ("int64", "float64"), 4: ("int32", "float32"), 2: ("int16", "bfloat16")}
+    same = {
+        8: ("int64", WIDE if HAS_FLOAT64 else "int64"),
+        4: ("int32", "float32"),
+        2: ("int16", "bfloat16"),
+    }
     return f"{x}.view(torch.{g.rng.choice((*same.get(t.element_size(), ()), 'uint8'))})"

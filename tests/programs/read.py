@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from util import PORTABLE
+
 from .gen import Gen, NothingSuitsError, kind
 
 
@@ -17,9 +19,10 @@ def read(g: Gen) -> str:
         "synchronize()",
         f"r = torch.equal({x}, {y})",
         f"r = {x}.detach().resolve_conj().cpu().numpy()",
-        f"r = text({x})",
     ]
-    if not g.gpu:
+    if not PORTABLE:  # whose last digit may differ
+        ways += [f"r = text({x})"]
+    if g.shows_memory:
         ways += [f"r = {x}.detach().resolve_conj().resolve_neg().numpy().copy()"]
     if t.numel() == 1:
         ways += [f"r = {x}.item()", f"r = {x}.detach().item()", f"r = bool({x})"]

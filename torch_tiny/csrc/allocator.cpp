@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "device.h"
+#include "portable.h"
 
 namespace tiny {
 namespace {
@@ -357,6 +358,9 @@ bool is_pinned(const void* data) {
 }
 
 DeviceStats memory_stats(c10::DeviceIndex index) {
+  if (is_portable(index)) {
+    return portable_memory_stats(index);
+  }
   if (auto* host = host_allocator(index)) {
     return host->getDeviceStats(host_device(index).index());
   }
@@ -375,6 +379,9 @@ DeviceStats memory_stats(c10::DeviceIndex index) {
 }
 
 void reset_peak_memory_stats(c10::DeviceIndex index) {
+  if (is_portable(index)) {
+    return reset_portable_peaks(index);
+  }
   if (auto* host = host_allocator(index)) {
     return host->resetPeakStats(host_device(index).index());
   }

@@ -12,7 +12,8 @@ class AtOnce {
   AtOnce(Operator& op, c10::DeviceIndex device)
       : op_(op), device_(device), host_(host_device(device)) {}
 
-  c10::IValue to_host(const c10::IValue& value, bool generator) {
+  c10::IValue to_host(const c10::IValue& value, bool generator, bool written) {
+    access_ = written ? Access::kWrite : Access::kRead;
     if (value.isTensor()) {
       return to_host(value.toTensor());
     }
@@ -34,10 +35,10 @@ class AtOnce {
       return host_;
     }
     if (value.isGenerator()) {
-      return host_generator(value.toGenerator());
+      return numbers_of(value.toGenerator());
     }
     if (generator && value.isNone()) {
-      return host_generator(device_);
+      return numbers_of(device_);
     }
     return value;
   }
@@ -60,7 +61,8 @@ class AtOnce {
   void write_back() {
     for (auto& [tiny, host] : pairs_) {
       auto& storage = TinyStorage::of(tiny);
-      if (host.storage().unsafeGetStorageImpl() != storage.memory().unsafeGetStorageImpl()) {
+      const auto* memory = storage.memory(Access::kRead).unsafeGetStorageImpl();
+      if (host.storage().unsafeGetStorageImpl() != memory) {
         storage.adopt(host.storage());
       } else {
         storage.refresh();
@@ -81,10 +83,11 @@ class AtOnce {
     check_layout(tensor);
     for (const auto& [tiny, host] : pairs_) {
       if (tiny.is_same(tensor)) {
+        TinyStorage::of(tensor).memory(access_);
         return host;
       }
     }
-    pairs_.emplace_back(tensor, host_tensor(tensor));
+    pairs_.emplace_back(tensor, host_tensor(tensor, access_));
     return pairs_.back().second;
   }
 
@@ -122,6 +125,7 @@ class AtOnce {
   Operator& op_;
   const c10::DeviceIndex device_;
   const c10::Device host_;
+  Access access_ = Access::kRead;                         // of the argument at hand
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs_;  // tiny tensor and its stand-in
 };
 
@@ -133,7 +137,7 @@ void call_at_once(Operator& op, c10::DeviceIndex device, c10::Stack* stack) {
   c10::Stack host_stack;
   const auto arguments = torch::jit::last(*stack, count);
   for (size_t i = 0; i < count; ++i) {
-    host_stack.push_back(call.to_host(arguments[i], op.takes_generator[i]));
+    host_stack.push_back(call.to_host(arguments[i], op.takes_generator[i], op.writes[i]));
   }
   HostScope scope(device);
   call_on_host(op, device, host_stack);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cuda_driver.h"
+#include "portable.h"
 
 namespace tiny {
 
@@ -34,6 +35,7 @@ struct RegionBuffer {
   uint32_t value = 0;
   int32_t item = -1;  // of a list of numbers
   bool is_written = false;
+  bool is_read = true;  // on a portable device, where memory would have to be uploaded
   c10::ScalarType dtype = c10::ScalarType::Undefined;
 };
 
@@ -79,7 +81,8 @@ struct Region {
   std::vector<std::pair<int, int>> copies;  // temporary -> buffer, at the end
   std::vector<size_t> copy_bytes;
   Choice choice;
-  std::shared_ptr<CudaLibrary> cuda;  // on CUDA memory
+  std::shared_ptr<CudaLibrary> cuda;          // on CUDA memory
+  std::shared_ptr<PortableProgram> portable;  // on a portable device
 };
 
 struct Step {

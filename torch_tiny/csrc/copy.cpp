@@ -34,14 +34,15 @@ void copy_in(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   }
   queue.settle(TinyStorage::of(to), "copy to the device", [&] {
     HostScope scope(to.device().index());
-    host_tensor(to).copy_(from, non_blocking);
+    const bool is_all = to.is_non_overlapping_and_dense() && to.nbytes() == to.storage().nbytes();
+    host_tensor(to, is_all ? Access::kOverwrite : Access::kWrite).copy_(from, non_blocking);
   });
 }
 
 void copy_out(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   Queue::of(from.device().index()).settle(TinyStorage::of(from), "copy", [&] {
     HostScope scope(from.device().index());
-    to.copy_(host_tensor(from), non_blocking);
+    to.copy_(host_tensor(from, Access::kRead), non_blocking);
   });
 }
 
@@ -50,7 +51,7 @@ void copy_across(const at::Tensor& to, const at::Tensor& from, bool non_blocking
   Queue::of(to.device().index()).run("copy between devices");
   Queue::of(from.device().index()).run_then("copy between devices", [&] {
     HostScope scope(to.device().index());
-    host_tensor(to).copy_(host_tensor(from), non_blocking);
+    host_tensor(to).copy_(host_tensor(from, Access::kRead), non_blocking);
   });
 }
 
@@ -80,7 +81,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   at::Scalar result;
   Queue::of(self.device().index()).settle(TinyStorage::of(self), "item", [&] {
     HostScope scope(self.device().index());
-    result = at::_local_scalar_dense(host_tensor(self));
+    result = at::_local_scalar_dense(host_tensor(self, Access::kRead));
   });
   return result;
 }

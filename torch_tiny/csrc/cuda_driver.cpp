@@ -73,6 +73,11 @@ void CudaLibrary::launch(
       "launching a compiled kernel");
 }
 
+void launch_graph(void* graph, void* stream) {
+  static auto* launch = reinterpret_cast<int (*)(void*, void*)>(symbol("cuGraphLaunch"));
+  check(launch(graph, stream), "launching a graph");
+}
+
 void copy_on_gpu(void* to, const void* from, size_t bytes, void* stream) {
   static auto* copy =
       reinterpret_cast<int (*)(uint64_t, uint64_t, size_t, void*)>(symbol("cuMemcpyDtoDAsync_v2"));

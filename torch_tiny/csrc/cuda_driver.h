@@ -31,6 +31,9 @@ class CudaLibrary {
   std::map<std::string, void*> functions_;
 };
 
+// Launches an instantiated CUDA graph.
+void launch_graph(void* graph, void* stream);
+
 void copy_on_gpu(void* to, const void* from, size_t bytes, void* stream);
 
 }  // namespace tiny

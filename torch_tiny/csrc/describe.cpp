@@ -49,9 +49,10 @@ class Writer {
   std::string& out_;
 };
 
-// ["t", slot, offset, dtype, sizes, strides]: a tensor. ["v", value, dtype, sizes, wrapped]: a CPU
-// tensor that came with the call. ["d", value, class]: a float, which is known where it has a
-// class.
+// ["t", slot, offset, dtype, sizes, strides]: a tensor; then whether it is conjugated and whether
+// it is negated, where it is either. ["v", value, dtype, sizes, wrapped]: a CPU tensor that came
+// with the call. ["d", value, class]: a float, which is known where it has a class. ["z", value]:
+// a complex number.
 // ["n", value, dtypes]: a list of numbers. ["l", ...]: a list of tensors. ["i", ...], ["b", ...]:
 // lists. ["s", text]. ["?"]: anything else.
 class CallWriter {
@@ -80,8 +81,8 @@ class CallWriter {
 
  private:
   void result(const Result& result) {
-    if (!result.defined || result.spec.conj || result.spec.neg) {
-      return write_.raw(result.defined ? "[\"?\"]" : "null");
+    if (!result.defined) {
+      return write_.raw("null");
     }
     write_.raw("[\"");
     write_.raw(c10::toString(result.spec.dtype));
@@ -91,6 +92,7 @@ class CallWriter {
     write_.numbers(result.spec.strides);
     write_.raw(",");
     write_.number(result.offset);
+    bits(result.spec);
     write_.raw("]");
   }
 
@@ -119,9 +121,6 @@ class CallWriter {
   void tensor() {
     const auto& spec = signature_.specs[tensor_];
     const auto& use = trace_.uses[call_.first_use + tensor_++];
-    if (spec.conj || spec.neg) {
-      return write_.raw("[\"?\"]");
-    }
     write_.raw("[\"t\",");
     write_.number(use.slot);
     write_.raw(",");
@@ -132,12 +131,25 @@ class CallWriter {
     write_.numbers(spec.sizes);
     write_.raw(",");
     write_.numbers(spec.strides);
+    bits(spec);
     write_.raw("]");
+  }
+
+  void bits(const Spec& spec) {
+    if (spec.conj || spec.neg) {
+      write_.raw(spec.conj ? ",1" : ",0");
+      write_.raw(spec.neg ? ",1" : ",0");
+    }
   }
 
   void value() {
     const auto index = value_++;
     const auto& value = trace_.values[call_.first_value + index];
+    if (value.isComplexDouble()) {
+      write_.raw("[\"z\",");
+      write_.number(index);
+      return write_.raw("]");
+    }
     if (value.isDouble()) {
       write_.raw("[\"d\",");
       write_.number(index);

@@ -1,17 +1,29 @@
 #include "device.h"
 
 #include <ATen/Context.h>
+#include <c10/core/ScalarTypeToTypeMeta.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
+
+#include "portable.h"
 
 namespace tiny {
 namespace {
 
-std::vector<c10::Device>& hosts() {
-  static auto* devices = new std::vector<c10::Device>{c10::Device(c10::kCPU)};
+struct Entry {
+  c10::Device host{c10::kCPU};
+  std::string name = "cpu";
+  bool is_portable = false;
+  std::vector<c10::ScalarType> missing;
+  std::string advice;
+};
+
+std::vector<Entry>& hosts() {
+  static auto* devices = new std::vector<Entry>(1);
   return *devices;
 }
 
@@ -41,9 +53,10 @@ void check_index(c10::DeviceIndex index) {
 
 void init_devices(const std::vector<std::string>& names) {
   TORCH_CHECK(!used.load(), "the tiny devices cannot be changed after they were used");
-  std::vector<c10::Device> devices;
+  std::vector<Entry> devices;
   for (const auto& name : names) {
-    devices.emplace_back(name);
+    const bool is_host = name == "cpu" || name.rfind("cuda", 0) == 0;
+    devices.push_back({is_host ? c10::Device(name) : c10::Device(c10::kCPU), name, !is_host});
   }
   hosts() = std::move(devices);
   static const int registered = pthread_atfork(nullptr, nullptr, &after_fork_in_child);
@@ -56,7 +69,41 @@ c10::DeviceIndex device_count() noexcept {
 
 c10::Device host_device(c10::DeviceIndex index) {
   check_index(index);
-  return hosts()[index];
+  return hosts()[index].host;
+}
+
+bool is_portable(c10::DeviceIndex index) {
+  check_index(index);
+  return hosts()[index].is_portable;
+}
+
+const std::string& device_name(c10::DeviceIndex index) {
+  check_index(index);
+  return hosts()[index].name;
+}
+
+void set_missing_types(
+    c10::DeviceIndex index, std::vector<c10::ScalarType> types, std::string advice) {
+  check_index(index);
+  hosts()[index].missing = std::move(types);
+  hosts()[index].advice = std::move(advice);
+}
+
+void check_type(c10::DeviceIndex index, c10::ScalarType type) {
+  const auto& entry = hosts()[index];
+  if (C10_LIKELY(entry.missing.empty())) {
+    return;
+  }
+  TORCH_CHECK_TYPE(
+      std::find(entry.missing.begin(), entry.missing.end(), type) == entry.missing.end(),
+      "tiny:",
+      static_cast<int>(index),
+      " (",
+      entry.name,
+      ") has no ",
+      c10::getDtypeNames(type).first,
+      ": ",
+      entry.advice);
 }
 
 c10::DeviceIndex current_device() noexcept {
@@ -93,7 +140,7 @@ void check_usable() {
 
 void mark_used() {
   if (C10_UNLIKELY(!used.load(std::memory_order_relaxed))) {
-    for (const auto& host : hosts()) {
+    for (const auto& [host, name, portable, missing, advice] : hosts()) {
       if (host.type() != c10::kCPU) {
         at::globalContext().lazyInitDevice(host.type());
       }
@@ -113,6 +160,9 @@ bool in_bad_fork() noexcept {
 }
 
 void wait_for_host(c10::DeviceIndex index) {
+  if (is_portable(index)) {
+    return portable_functions().wait(index);
+  }
   const auto host = host_device(index);
   if (host.type() != c10::kCPU) {
     c10::impl::VirtualGuardImpl(host.type()).synchronizeDevice(host.index());

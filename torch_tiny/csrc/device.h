@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <atomic>
 #include <string>
@@ -11,11 +12,21 @@ namespace tiny {
 
 constexpr c10::DeviceType kTiny = c10::DeviceType::PrivateUse1;
 
-// Names the memory behind tiny:0, tiny:1, ... ("cpu", "cuda:0"). Called once, when imported.
+// Names the memory behind tiny:0, tiny:1, ...: "cpu", "cuda:0", or a portable kind such as
+// "webgpu". Called once, when imported.
 void init_devices(const std::vector<std::string>& hosts);
 
 c10::DeviceIndex device_count() noexcept;
+// Where PyTorch's kernels run for this device: its own memory, or the CPU for a portable kind.
 c10::Device host_device(c10::DeviceIndex index);
+// Whether its memory is out of reach of PyTorch's kernels: see portable.h.
+bool is_portable(c10::DeviceIndex index);
+const std::string& device_name(c10::DeviceIndex index);
+
+// Types that the hardware lacks; `advice` ends the error of whoever makes a tensor of one.
+void set_missing_types(
+    c10::DeviceIndex index, std::vector<c10::ScalarType> types, std::string advice);
+void check_type(c10::DeviceIndex index, c10::ScalarType type);
 
 // The current device of this thread.
 c10::DeviceIndex current_device() noexcept;

@@ -28,6 +28,7 @@ void Compiler::renew() {
   compiler->mode = get().mode.load();
   compiler->validates = get().validates.load();
   compiler->compile_now = get().compile_now;
+  compiler->compile_portable = get().compile_portable;
   the_compiler() = compiler;
 }
 

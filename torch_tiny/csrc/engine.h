@@ -54,6 +54,8 @@ class Compiler {
 
   // Compiles and installs at once; returns what went wrong. Called without the GIL.
   std::function<std::string(const Job&)> compile_now;
+  // The same for portable devices; what cannot be compiled runs on the host.
+  std::function<std::string(const Job&)> compile_portable;
 
  private:
   static constexpr size_t kMostWaiting = 64;

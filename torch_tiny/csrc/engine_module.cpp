@@ -30,6 +30,7 @@ RegionBuffer buffer_from(const py::dict& given) {
   if (buffer.is_slot) {
     buffer.slot = given["slot"].cast<uint32_t>();
     buffer.is_written = given["written"].cast<bool>();
+    buffer.is_read = !given.contains("read") || given["read"].cast<bool>();
     buffer.dtype = static_cast<c10::ScalarType>(given["dtype"].cast<int>());
   } else {
     buffer.call = given["call"].cast<uint32_t>();
@@ -64,6 +65,10 @@ Region region_from(const py::dict& given, void* library) {
   region.made = given["made"].cast<std::vector<uint32_t>>();
   for (const auto& buffer : given["buffers"]) {
     region.buffers.push_back(buffer_from(buffer.cast<py::dict>()));
+  }
+  if (given.contains("portable")) {
+    region.portable = std::make_shared<PortableProgram>(given["portable"].cast<int64_t>());
+    return region;
   }
   for (const auto& kernel : given["kernels"]) {
     region.kernels.push_back(kernel_from(kernel.cast<py::dict>(), library));
@@ -183,9 +188,9 @@ py::object next_job(double patience) {
 }
 
 // The callable gets (device, plan, trace) and returns what went wrong.
-void set_compile_now(py::object function) {
+std::function<std::string(const Job&)> compiling(py::object function) {
   auto* kept = new py::object(std::move(function));  // never dropped: no GIL at exit
-  Compiler::get().compile_now = [kept](const Job& job) -> std::string {
+  return [kept](const Job& job) -> std::string {
     py::gil_scoped_acquire gil;
     try {
       return (*kept)(job.device, job.plan, job.trace).cast<std::string>();
@@ -202,6 +207,7 @@ void bind_engine(py::module& m) {
     Compiler::get().mode = mode == "uop" ? Mode::kUop : mode == "auto" ? Mode::kAuto : Mode::kAten;
   });
   m.def("set_validate", [](bool on) { Compiler::get().validates = on; });
+  m.def("set_cuda_graphs", [](bool on) { uses_graphs = on; });
   m.def("next_job", &next_job);
   m.def("listen", [](bool on) {
     Compiler::get().listens = on;
@@ -209,7 +215,12 @@ void bind_engine(py::module& m) {
   });
   m.def("wake", [] { Compiler::get().wake(); });
   m.def("reset_jobs", &Compiler::renew);
-  m.def("set_compile_now", &set_compile_now);
+  m.def("set_compile_now", [](py::object function) {
+    Compiler::get().compile_now = compiling(std::move(function));
+  });
+  m.def("set_compile_portable", [](py::object function) {
+    Compiler::get().compile_portable = compiling(std::move(function));
+  });
   m.def("install", &install);
   m.def("plans", &plans);
 }

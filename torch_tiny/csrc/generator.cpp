@@ -2,8 +2,10 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/Utils.h>
 #include <c10/util/Exception.h>
 
+#include <cstring>
 #include <mutex>
 #include <vector>
 
@@ -11,6 +13,8 @@
 
 namespace tiny {
 namespace {
+
+bool all_portable = false;
 
 at::Generator new_host_generator(c10::DeviceIndex index) {
   mark_used();
@@ -23,13 +27,13 @@ at::Generator new_host_generator(c10::DeviceIndex index) {
       .getNewGenerator(host.index());
 }
 
+const c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
+
 // Calls recorded earlier draw their numbers before the state is read or changed.
-class TinyGenerator final : public c10::GeneratorImpl {
+class HostGenerator final : public c10::GeneratorImpl {
  public:
-  TinyGenerator(c10::DeviceIndex index, at::Generator host)
-      : c10::GeneratorImpl(
-            c10::Device(kTiny, index), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
-        host_(std::move(host)) {}
+  HostGenerator(c10::DeviceIndex index, at::Generator host)
+      : c10::GeneratorImpl(c10::Device(kTiny, index), kKeys), host_(std::move(host)) {}
 
   void set_current_seed(uint64_t seed) override {
     settled().set_current_seed(seed);
@@ -65,14 +69,78 @@ class TinyGenerator final : public c10::GeneratorImpl {
     run_trace(device().index(), "generator");
     return host_;
   }
-  TinyGenerator* clone_impl() const override {
-    return new TinyGenerator(device().index(), settled().clone());
+  HostGenerator* clone_impl() const override {
+    return new HostGenerator(device().index(), settled().clone());
   }
 
   at::Generator host_;
 };
 
+// Each call takes the next offset when it is recorded, so nothing has to run for the state to be
+// known. A state is the seed and the offset, eight bytes each, the lowest first.
+class PortableGenerator final : public c10::GeneratorImpl {
+ public:
+  explicit PortableGenerator(c10::DeviceIndex index, Draw next = {c10::default_rng_seed_val, 0})
+      : c10::GeneratorImpl(c10::Device(kTiny, index), kKeys), next_(next) {}
+
+  Draw take() {
+    std::lock_guard lock(mutex_);
+    return {next_.seed, next_.offset++};
+  }
+  void set_current_seed(uint64_t seed) override {
+    next_ = {seed, 0};
+  }
+  void set_offset(uint64_t offset) override {
+    next_.offset = offset;
+  }
+  uint64_t get_offset() const override {
+    return next_.offset;
+  }
+  uint64_t current_seed() const override {
+    return next_.seed;
+  }
+  uint64_t seed() override {
+    next_ = {c10::detail::getNonDeterministicRandom(), 0};
+    return next_.seed;
+  }
+  void set_state(const c10::TensorImpl& state) override {
+    at::detail::check_rng_state(state);
+    TORCH_CHECK(
+        state.numel() == sizeof(State),
+        "the state of a portable generator has ",
+        sizeof(State),
+        " bytes, not ",
+        state.numel());
+    State words;
+    std::memcpy(words.data(), state.data(), sizeof words);
+    next_ = {words[0], words[1]};
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    auto state = at::detail::empty_cpu({sizeof(State)}, c10::kByte);
+    const State words{next_.seed, next_.offset};
+    std::memcpy(state.mutable_data_ptr(), words.data(), sizeof words);
+    return state.getIntrusivePtr();
+  }
+
+ private:
+  using State = std::array<uint64_t, 2>;
+
+  PortableGenerator* clone_impl() const override {
+    return new PortableGenerator(device().index(), next_);
+  }
+
+  Draw next_;
+};
+
 }  // namespace
+
+void choose_portable_numbers() {
+  all_portable = true;
+}
+
+bool has_portable_numbers(c10::DeviceIndex /*index*/) {
+  return all_portable;
+}
 
 const at::Generator& default_generator(c10::DeviceIndex index) {
   static auto* mutex = new std::mutex;
@@ -89,20 +157,44 @@ at::Generator make_generator(c10::DeviceIndex index) {
   if (index < 0) {
     index = current_device();
   }
-  return at::make_generator<TinyGenerator>(index, new_host_generator(index));
+  if (has_portable_numbers(index)) {
+    return at::make_generator<PortableGenerator>(index);
+  }
+  return at::make_generator<HostGenerator>(index, new_host_generator(index));
 }
 
-at::Generator host_generator(c10::DeviceIndex index) {
-  return host_generator(default_generator(index));
+c10::IValue numbers_of(c10::DeviceIndex index) {
+  return numbers_of(default_generator(index));
 }
 
-at::Generator host_generator(const at::Generator& generator) {
+c10::IValue numbers_of(const at::Generator& generator) {
   TORCH_CHECK(
       generator.device().type() == kTiny,
       "Expected a 'tiny' device type for generator but found '",
       generator.device().type(),
       "'");
-  return static_cast<TinyGenerator*>(generator.unsafeGetGeneratorImpl())->host();
+  auto* impl = generator.unsafeGetGeneratorImpl();
+  if (auto* portable = dynamic_cast<PortableGenerator*>(impl)) {
+    const auto draw = portable->take();
+    return c10::List<int64_t>({static_cast<int64_t>(draw.seed), static_cast<int64_t>(draw.offset)});
+  }
+  return static_cast<HostGenerator*>(impl)->host();
+}
+
+Draw draw_of(const c10::IValue& numbers) {
+  const auto words = numbers.toIntList();
+  return {static_cast<uint64_t>(words.get(0)), static_cast<uint64_t>(words.get(1))};
+}
+
+at::Generator host_generator(c10::DeviceIndex index, const Draw& draw) {
+  const auto words = philox::words(draw, 0);
+  auto generator = new_host_generator(index);
+  generator.set_current_seed(philox::wide(words[1], words[0]));
+  return generator;
+}
+
+at::Generator host_generator(c10::DeviceIndex index) {
+  return static_cast<HostGenerator*>(default_generator(index).unsafeGetGeneratorImpl())->host();
 }
 
 }  // namespace tiny

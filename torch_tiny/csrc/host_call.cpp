@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "generator.h"
+#include "portable_random.h"
 #include "storage.h"
 
 namespace tiny {
@@ -14,6 +15,28 @@ namespace {
 const c10::DispatchKeySet kIncluded{c10::DispatchKey::BackendSelect};
 const c10::DispatchKeySet kExcluded =
     c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+
+thread_local const c10::IValue* hidden_numbers = nullptr;
+
+// The operator draws from the host's default generator: that one has our numbers meanwhile.
+void call_with_default(
+    const Operator& op, c10::Device host, const at::Generator& ours, c10::Stack& stack) {
+  const auto& theirs = at::globalContext().defaultGenerator(host);
+  std::lock_guard lock(ours.unsafeGetGeneratorImpl()->mutex_);
+  const auto saved = theirs.get_state();
+  auto swap_back = [&] {
+    ours.unsafeGetGeneratorImpl()->set_state(*theirs.get_state().unsafeGetTensorImpl());
+    theirs.unsafeGetGeneratorImpl()->set_state(*saved.unsafeGetTensorImpl());
+  };
+  theirs.unsafeGetGeneratorImpl()->set_state(*ours.get_state().unsafeGetTensorImpl());
+  try {
+    op.handle.callBoxed(stack);
+  } catch (...) {
+    swap_back();
+    throw;
+  }
+  swap_back();
+}
 
 }  // namespace
 
@@ -60,23 +83,65 @@ std::vector<at::Tensor> meta_tensors(const Arguments& arguments) {
   return metas;
 }
 
-void call_with_generator(const Operator& op, c10::DeviceIndex index, c10::Stack& stack) {
-  const auto ours = host_generator(index);
-  const auto& theirs = at::globalContext().defaultGenerator(host_device(index));
-  std::lock_guard lock(ours.unsafeGetGeneratorImpl()->mutex_);
-  const auto saved = theirs.get_state();
-  auto swap_back = [&] {
-    ours.unsafeGetGeneratorImpl()->set_state(*theirs.get_state().unsafeGetTensorImpl());
-    theirs.unsafeGetGeneratorImpl()->set_state(*saved.unsafeGetTensorImpl());
-  };
-  theirs.unsafeGetGeneratorImpl()->set_state(*ours.get_state().unsafeGetTensorImpl());
-  try {
-    op.handle.callBoxed(stack);
-  } catch (...) {
-    swap_back();
-    throw;
+std::vector<at::Tensor> made_up_tensors(const Arguments& arguments, int number) {
+  HostScope scope(arguments.device);
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> storages;
+  std::vector<at::Tensor> made;
+  made.reserve(arguments.tensors.size());
+  for (const auto* tensor : arguments.tensors) {
+    auto& storage = storages[tensor->storage().unsafeGetStorageImpl()];
+    const auto nbytes = tensor->storage().nbytes();
+    const auto dtype = tensor->scalar_type();
+    if (!storage) {
+      storage = c10::Storage(allocate_host(arguments.device, nbytes));
+      const auto count = static_cast<int64_t>(nbytes / tensor->dtype().itemsize());
+      host_tensor(storage, {count}, {1}, 0, dtype, false, false).fill_(number);
+    }
+    made.push_back(host_tensor(
+        storage,
+        tensor->sizes(),
+        tensor->strides(),
+        tensor->storage_offset(),
+        dtype,
+        tensor->is_conj(),
+        tensor->is_neg()));
   }
-  swap_back();
+  return made;
+}
+
+void call_silently(const Operator& op, c10::Stack& stack) {
+  struct Silence final : c10::WarningHandler {
+    void process(const c10::Warning& /*warning*/) override {}
+  };
+  Silence silence;
+  c10::WarningUtils::WarningHandlerGuard guard(&silence);
+  op.handle.callBoxed(stack);
+}
+
+HiddenNumbers::HiddenNumbers(const c10::IValue& numbers)
+    : before_(std::exchange(hidden_numbers, &numbers)) {}
+
+HiddenNumbers::~HiddenNumbers() {
+  hidden_numbers = before_;
+}
+
+void call_with_numbers(const Operator& op, c10::DeviceIndex index, c10::Stack& stack) {
+  if (op.hidden_generator) {
+    const bool drawn = hidden_numbers != nullptr && is_draw(*hidden_numbers);
+    const auto ours =
+        drawn ? host_generator(index, draw_of(*hidden_numbers)) : host_generator(index);
+    return call_with_default(op, host_device(index), ours, stack);
+  }
+  auto& numbers = stack[stack.size() - op.writes.size() + op.generator];
+  if (!is_draw(numbers)) {
+    return op.handle.callBoxed(stack);
+  }
+  const auto draw = draw_of(numbers);
+  if (op.portable != nullptr) {
+    return op.portable->run(stack, draw);
+  }
+  numbers = host_generator(index, draw);
+  op.handle.callBoxed(stack);
 }
 
 }  // namespace tiny

@@ -35,6 +35,8 @@ at::Tensor copy_on_host(const at::Tensor& tensor);
 
 // Tensors without data that have the metadata, and share storages, as the arguments do.
 std::vector<at::Tensor> meta_tensors(const Arguments& arguments);
+// The same on the CPU, full of one number.
+std::vector<at::Tensor> made_up_tensors(const Arguments& arguments, int number);
 
 // Appends the arguments of a call to `stack`: `tensor(i)` gives the i-th tiny tensor's stand-in,
 // `values` is where the call's own values begin, `device` stands in for the tiny device.
@@ -100,12 +102,29 @@ void push_arguments(
   }
 }
 
-// Runs an operator that draws from the host's default generator on numbers of tiny's generator.
-void call_with_generator(const Operator& op, c10::DeviceIndex index, c10::Stack& stack);
+// Runs an operator that draws random numbers, or may, on those that its call was given.
+void call_with_numbers(const Operator& op, c10::DeviceIndex index, c10::Stack& stack);
+
+// For an operator that takes no generator: what a call on this thread draws from while it lives.
+class HiddenNumbers {
+ public:
+  explicit HiddenNumbers(const c10::IValue& numbers);
+  ~HiddenNumbers();
+  HiddenNumbers(const HiddenNumbers&) = delete;
+  HiddenNumbers& operator=(const HiddenNumbers&) = delete;
+
+ private:
+  const c10::IValue* before_;
+};
+
+// Drops the warnings of an operator.
+void call_silently(const Operator& op, c10::Stack& stack);
 
 inline void call_on_host(const Operator& op, c10::DeviceIndex index, c10::Stack& stack) {
-  if (C10_UNLIKELY(op.hidden_generator)) {
-    call_with_generator(op, index, stack);
+  if (C10_UNLIKELY(op.hidden_generator || op.generator >= 0)) {
+    call_with_numbers(op, index, stack);
+  } else if (C10_UNLIKELY(op.warns_in_vain)) {
+    call_silently(op, stack);
   } else if (C10_UNLIKELY(op.asks_grad_mode)) {
     const c10::AutoGradMode grad(true);  // a backward pass may have been recorded after it
     op.handle.callBoxed(stack);

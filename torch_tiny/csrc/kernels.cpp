@@ -61,6 +61,7 @@ at::Tensor empty_strided(
   const auto type = c10::dtype_or_default(dtype);
   const auto nbytes = at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(type));
   const auto index = with_index(c10::device_or_default(device)).index();
+  check_type(index, type);
   return finish_empty(make_tensor(index, nbytes, sizes, strides, 0, type));
 }
 
@@ -77,6 +78,7 @@ at::Tensor empty(
   const auto type = c10::dtype_or_default(dtype);
   const auto nbytes = at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(type));
   const auto index = with_index(c10::device_or_default(device)).index();
+  check_type(index, type);
   auto tensor = make_tensor(index, nbytes, {0}, {1}, 0, type);
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_contiguous(sizes);

@@ -7,6 +7,8 @@
 #include "engine_module.h"
 #include "generator.h"
 #include "operator.h"
+#include "portable_module.h"
+#include "portable_random.h"
 #include "run.h"
 #include "storage.h"
 
@@ -24,6 +26,11 @@ void check_tiny(const at::Tensor& tensor) {
 
 at::Tensor host_alias(const at::Tensor& tensor) {
   check_tiny(tensor);
+  TORCH_CHECK(
+      !is_portable(tensor.device().index()),
+      "memory of ",
+      device_name(tensor.device().index()),
+      " cannot be shared: use tensor.cpu(), which copies it");
   const torch::PyWarningHandler warnings;  // what runs now may warn, as in PyTorch's own functions
   at::Tensor result;
   Queue::of(tensor.device().index()).run_then("memory shared", [&] {
@@ -36,7 +43,9 @@ void materialize(const at::Tensor& tensor) {
   check_tiny(tensor);
   const torch::PyWarningHandler warnings;
   auto& storage = TinyStorage::of(tensor);
-  Queue::of(tensor.device().index()).settle(storage, "data_ptr", [&] { storage.memory(); });
+  Queue::of(tensor.device().index()).settle(storage, "data_ptr", [&] {
+    storage.memory(Access::kRead);
+  });
 }
 
 py::dict metrics() {
@@ -53,6 +62,8 @@ py::dict metrics() {
     total.metadata_misses += one.metadata_misses;
     total.syncs += one.syncs;
     total.relayouts += one.relayouts;
+    total.graphs += one.graphs;
+    total.graph_runs += one.graph_runs;
     total.seconds_recording += one.seconds_recording;
     total.seconds_running += one.seconds_running;
     for (const auto& [cause, count] : one.causes) {
@@ -92,10 +103,13 @@ py::dict metrics() {
   result["metadata_misses"] = total.metadata_misses;
   result["syncs"] = total.syncs;
   result["relayouts"] = total.relayouts;
+  result["graphs"] = total.graphs;
+  result["graph_runs"] = total.graph_runs;
   result["causes"] = listed(total.causes);
   result["news"] = listed(total.news);
   result["seconds_recording"] = total.seconds_recording;
   result["seconds_running"] = total.seconds_running;
+  add_portable_counts(result);
   return result;
 }
 
@@ -105,6 +119,7 @@ void reset_metrics() {
     std::lock_guard lock(queue.mutex);
     queue.metrics = {};
   }
+  reset_portable_counts();
   for_each_operator([](Operator& op) {
     op.calls = 0;
     op.at_once = 0;
@@ -131,11 +146,15 @@ py::dict memory_stats_dict(c10::DeviceIndex index) {
   return result;
 }
 
-void init(const std::vector<std::string>& hosts) {
+void init(const std::vector<std::string>& hosts, bool portable_numbers) {
   init_devices(hosts);
+  if (portable_numbers) {
+    choose_portable_numbers();
+  }
   static const bool installed = [] {
     install_allocator();
     install_storage();
+    install_portable_random();
     install_operators();
     return true;
   }();
@@ -161,7 +180,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("current_device", &current_device);
   m.def("set_device", &set_device);
   m.def("exchange_device", &exchange_device);
-  m.def("device_host", [](c10::DeviceIndex index) { return host_device(index).str(); });
+  m.def("device_host", [](c10::DeviceIndex index) { return device_name(index); });
   m.def("synchronize", [](c10::DeviceIndex index) {
     const torch::PyWarningHandler warnings;
     run_trace(index, "synchronize");
@@ -190,4 +209,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_limits", &set_limits);
   m.def("in_bad_fork", &in_bad_fork);
   bind_engine(m);
+  bind_portable(m);
 }

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "portable_random.h"
 #include "record.h"
 #include "run.h"
 #include "unboxed.h"
@@ -128,7 +129,6 @@ Operator::Operator(const c10::OperatorHandle& op)
     : handle(op), name(c10::toString(op.operator_name())) {
   const auto& schema = op.schema();
   bool tensor_inputs = false;
-  bool has_generator = false;
   bool takes_indices = false;
   for (const auto& argument : schema.arguments()) {
     const bool write = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
@@ -137,7 +137,7 @@ Operator::Operator(const c10::OperatorHandle& op)
     tensor_inputs |= is_tensor_like(argument.type()) && !write;
     takes_indices |= argument.type()->isSubtypeOf(*c10::ListType::ofOptionalTensors());
     takes_generator.push_back(is_generator(argument.type()));
-    has_generator |= takes_generator.back();
+    generator = takes_generator.back() ? static_cast<int>(writes.size()) - 1 : generator;
   }
   const auto& results = schema.returns();
   const bool some_tensor = std::any_of(results.begin(), results.end(), [](const auto& result) {
@@ -160,7 +160,9 @@ Operator::Operator(const c10::OperatorHandle& op)
   }
   bumps_versions = name.rfind("aten::_foreach_", 0) == 0 && writes_any;
   asks_grad_mode = name == "aten::mkldnn_rnn_layer";
-  hidden_generator = op.hasTag(at::Tag::nondeterministic_seeded) && !has_generator;
+  warns_in_vain = name == "aten::_cudnn_rnn";  // weights are in one piece on plain CUDA only
+  hidden_generator = op.hasTag(at::Tag::nondeterministic_seeded) && generator < 0;
+  portable = portable_kernel(name);
   floats_matter = !tensor_inputs;
   takes_cpu_tensors = name == "aten::copy_";
   builtin = is_builtin(name);

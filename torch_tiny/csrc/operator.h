@@ -10,6 +10,8 @@
 
 namespace tiny {
 
+struct PortableKernel;
+
 struct Operator {
   enum class Kind : uint8_t {
     kRecord,  // metadata of the results follows from metadata of the arguments
@@ -27,11 +29,14 @@ struct Operator {
   bool masks_matter = false;       // indexing: the size of the result depends on data in masks only
   bool hidden_generator = false;   // draws random numbers but takes no generator
   bool asks_grad_mode = false;     // whether to save what only a backward pass needs
+  bool warns_in_vain = false;      // of what a program on this device cannot change
   bool floats_matter = false;      // e.g. arange: float arguments decide the size
   bool bumps_versions = false;     // of the lists it writes: autograd leaves that to the kernel
   bool takes_cpu_tensors = false;  // a copy: its source may be anywhere
   std::vector<bool> writes;        // per argument
   std::vector<bool> takes_generator;
+  int generator = -1;                        // which argument is one
+  const PortableKernel* portable = nullptr;  // fills tensors from the portable stream
   std::vector<int> returns;  // the argument a result is or looks at; -1 for a fresh one
 
   uint64_t calls = 0;  // recorded; counted with a queue locked

@@ -3,8 +3,10 @@
 #include <ATen/EmptyTensor.h>
 #include <torch/library.h>
 
+#include "generator.h"
 #include "host_call.h"
 #include "note.h"
+#include "portable_random.h"
 #include "run.h"
 #include "take_apart.h"
 
@@ -13,6 +15,7 @@ namespace {
 
 constexpr const char* kDataDependent = "data-dependent operator";
 constexpr const char* kUnknownMetadata = "result metadata not known yet";
+constexpr size_t kMostRehearsed = size_t{4} << 20;  // bytes of a call
 constexpr const char* kShared = "memory shared with numpy or DLPack";
 
 void push_results(
@@ -26,8 +29,8 @@ void push_results(
   for (size_t i = 0; i < op.returns.size(); ++i) {
     if (op.returns[i] >= 0) {
       results.push_back(arguments[op.returns[i]]);
-    } else if (signature.list_sizes[i] == Signature::kSize) {
-      results.emplace_back(signature.sizes[i]);
+    } else if (signature.list_sizes[i] == Signature::kConstant) {
+      results.emplace_back(signature.constants[i]);
     } else if (signature.list_sizes[i] == Signature::kTensor) {
       results.emplace_back(fresh_result(queue, *next++, device));
     } else {
@@ -51,9 +54,12 @@ void replace(c10::Stack* stack, size_t count, c10::SmallVectorImpl<c10::IValue>&
 // Whether the results are memory of their own on this device. Some kernels return an argument or a
 // view of it without saying so, and CUDA's attention a seed on the CPU: those run each time.
 bool are_fresh(
-    const Operator& op, c10::ArrayRef<c10::IValue> results, c10::ArrayRef<at::Tensor> arguments) {
+    const Signature& signature,
+    c10::ArrayRef<c10::IValue> results,
+    c10::ArrayRef<at::Tensor> arguments) {
   for (size_t i = 0; i < results.size(); ++i) {
-    if (op.returns[i] >= 0 || !results[i].isTensor() || !results[i].toTensor().defined()) {
+    if (signature.op->returns[i] >= 0 || signature.list_sizes[i] == Signature::kConstant ||
+        !results[i].isTensor() || !results[i].toTensor().defined()) {
       continue;
     }
     const auto& result = results[i].toTensor();
@@ -68,10 +74,22 @@ bool are_fresh(
   return true;
 }
 
+bool is_without_dropout(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
+  const auto& schema = op.handle.schema().arguments();
+  for (size_t i = 0; i < schema.size(); ++i) {
+    if (schema[i].name() == "dropout_p") {
+      return arguments[i].isDouble() && arguments[i].toDouble() == 0;
+    }
+  }
+  return false;
+}
+
 // The first call of its kind runs now, and what its results look like is remembered. PyTorch's
 // meta functions could foretell it, but in Python, and not always what the kernel does.
 void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& arguments) {
-  auto signature = make_signature(op, torch::jit::last(*stack, op.writes.size()), arguments);
+  const auto given = torch::jit::last(*stack, op.writes.size());
+  auto signature = make_signature(op, given, arguments);
+  const bool without_dropout = is_without_dropout(op, given);
   {
     std::lock_guard lock(queue.mutex);
     ++queue.metrics.metadata_misses;
@@ -96,7 +114,8 @@ void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& 
     }
   }
   const auto results = torch::jit::last(*stack, op.returns.size());
-  if (!describe_results(*signature, results) || !are_fresh(op, results, tensors)) {
+  if (!describe_results(*signature, results, without_dropout) ||
+      !are_fresh(*signature, results, tensors)) {
     return;
   }
   if (!op.builtin && !meta_agrees(*signature, arguments)) {
@@ -105,6 +124,90 @@ void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& 
   }
   std::lock_guard lock(queue.mutex);
   queue.signatures.insert(std::move(signature));
+}
+
+// A call on tensors that stand in for those of the user: what its results would look like.
+bool try_call(
+    Operator& op,
+    Signature& signature,
+    const Arguments& arguments,
+    const std::vector<at::Tensor>& tensors,
+    c10::Device device) {
+  c10::Stack results;
+  try {
+    HostScope scope(arguments.device);
+    push_arguments(
+        results, signature, arguments.values.data(), [&](size_t i) { return tensors[i]; }, device);
+    call_on_host(op, arguments.device, results);
+  } catch (...) {
+    return false;
+  }
+  signature.grown.clear();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& given = *arguments.tensors[i];
+    auto& spec = signature.specs[i];
+    spec.sizes = tensors[i].sizes();
+    spec.strides = tensors[i].strides();
+    if (spec.sizes != given.sizes() || spec.strides != given.strides()) {
+      if (given.storage().nbytes() != 0) {
+        return false;  // PyTorch warns of that each time
+      }
+      signature.grown.push_back(static_cast<uint32_t>(i));
+    }
+  }
+  if (!describe_results(signature, results)) {
+    return false;
+  }
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (op.returns[i] < 0 && results[i].isTensor() && results[i].toTensor().defined()) {
+      const auto& result = results[i].toTensor();
+      const auto shared = [&](const at::Tensor& tensor) {
+        return tensor.storage().is_alias_of(result.storage());
+      };
+      if (result.device() != device || std::any_of(tensors.begin(), tensors.end(), shared)) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+// On a portable device, where running it would mean copies: a small call is rehearsed on the CPU
+// with made-up data, which has the CPU's strides and knows which types there is no kernel for. The
+// results of a large one are foretold by its meta function. False if that raises; then the CPU
+// runs it on real data, and raises in its own words.
+bool foretell(
+    Operator& op, Queue& queue, c10::ArrayRef<c10::IValue> given, const Arguments& arguments) {
+  auto signature = make_signature(op, given, arguments);
+  size_t bytes = 0;
+  for (const auto* tensor : arguments.tensors) {
+    bytes += tensor->storage().nbytes();
+  }
+  const bool draws = op.hidden_generator ||
+      std::find(op.takes_generator.begin(), op.takes_generator.end(), true) !=
+          op.takes_generator.end();
+  const auto rehearsed = [&](int number) {
+    const auto tensors = made_up_tensors(arguments, number);
+    return try_call(op, *signature, arguments, tensors, host_device(arguments.device));
+  };
+  const auto foretold = [&] {
+    return try_call(op, *signature, arguments, meta_tensors(arguments), c10::Device(c10::kMeta));
+  };
+  // Ones divide, zeros are an index into anything.
+  const bool is_small =
+      op.builtin && !draws && !arguments.tensors.empty() && bytes <= kMostRehearsed;
+  if (is_small ? !rehearsed(1) && !rehearsed(0) : !foretold()) {
+    return false;
+  }
+  for (const auto& result : signature->results) {
+    if (result.defined) {
+      check_type(arguments.device, result.spec.dtype);
+    }
+  }
+  std::lock_guard lock(queue.mutex);
+  ++queue.metrics.metadata_misses;
+  queue.signatures.insert(std::move(signature));
+  return true;
 }
 
 void record_view(Operator& op, Queue& queue, c10::Stack* stack, const Arguments& arguments) {
@@ -237,6 +340,14 @@ void record(const c10::OperatorHandle& handle, c10::Stack* stack) {
     bump_versions(op, given);
   }
   take_apart(op, given, arguments);
+  // However it runs, the numbers of this call are those that were taken for it just now.
+  const HiddenNumbers numbers(arguments.numbers);
+  if (C10_UNLIKELY(op.generator >= 0 && is_draw(arguments.numbers))) {
+    if (op.portable != nullptr) {
+      op.portable->check(given);
+    }
+    (*stack)[stack->size() - count + op.generator] = arguments.numbers;
+  }
   auto& queue = Queue::of(arguments.device);
   const auto kind = op.kind.load(std::memory_order_relaxed);
   if (kind == Operator::Kind::kAtOnce || !arguments.keyed ||
@@ -247,9 +358,13 @@ void record(const c10::OperatorHandle& handle, c10::Stack* stack) {
     return record_view(op, queue, stack, arguments);
   }
   c10::SmallVector<c10::IValue, 2> results;
-  const bool known = record_known(op, arguments, [&](Queue& locked, const Signature& signature) {
+  const auto note_results = [&](Queue& locked, const Signature& signature) {
     push_results(op, signature, given, locked, arguments.device, results);
-  });
+  };
+  bool known = record_known(op, arguments, note_results);
+  if (!known && is_portable(arguments.device) && foretell(op, queue, given, arguments)) {
+    known = record_known(op, arguments, note_results);
+  }
   if (!known) {
     return run_and_remember(op, queue, stack, arguments);
   }

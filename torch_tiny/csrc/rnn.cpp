@@ -36,7 +36,8 @@ Tensor tanh_slope(const Tensor& y) {
 }
 
 bool on_cpu(const Tensor& tensor) {
-  return host_device(tensor.device().index()).type() == c10::kCPU;
+  const auto index = tensor.device().index();
+  return host_device(index).type() == c10::kCPU && !is_portable(index);
 }
 
 template <size_t Results, typename... Args>

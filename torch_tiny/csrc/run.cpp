@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "at_once.h"
+#include "cuda_graph.h"
 #include "describe.h"
 #include "engine.h"
 #include "host_call.h"
@@ -132,7 +133,9 @@ std::optional<Queue::Batch> Queue::take(const char* reason) {
     std::lock_guard lock(plans_mutex_);
     batch.plan = plans_.find(batch.trace, batch.hit);
   }
-  if (!batch.hit) {
+  if (batch.hit) {
+    has_repeated_ = true;
+  } else {
     batch.news = why_new(batch.trace, last.get());
   }
   std::lock_guard lock(mutex);
@@ -143,16 +146,18 @@ std::optional<Queue::Batch> Queue::take(const char* reason) {
 void Queue::execute(Batch batch) {
   const auto begin = std::chrono::steady_clock::now();
   Runner runner(batch.trace, *batch.plan, device_);
+  auto as_graph = PlanGraph::Done::kNothing;
   ++depth_;
   {
     HostScope scope(device_);
     if (batch.stream.has_value()) {
       c10::impl::VirtualGuardImpl(batch.stream->device_type()).exchangeStream(*batch.stream);
     }
-    if (const auto refused = compile(batch.trace, *batch.plan); refused.empty()) {
-      runner.run();
-    } else {
+    if (const auto refused = compile(batch.trace, *batch.plan); !refused.empty()) {
       runner.fail_all(refused);
+    } else if (
+        as_graph = run_as_graph(batch.trace, *batch.plan); as_graph == PlanGraph::Done::kNothing) {
+      runner.run();
     }
   }
   --depth_;
@@ -164,6 +169,8 @@ void Queue::execute(Batch batch) {
     ++(batch.hit ? metrics.plan_hits : metrics.plan_misses);
     metrics.syncs += batch.reason == kLimit || batch.reason == kTurn ? 0 : 1;
     metrics.relayouts += runner.relayouts;
+    metrics.graphs += as_graph == PlanGraph::Done::kCaptured ? 1 : 0;
+    metrics.graph_runs += as_graph == PlanGraph::Done::kNothing ? 0 : 1;
     metrics.seconds_running += seconds_since(begin);
     ++metrics.causes[{batch.reason, batch.place}];
     if (!batch.hit) {
@@ -176,7 +183,7 @@ void Queue::execute(Batch batch) {
 }
 
 void Queue::run_soon(const char* reason) {
-  if (!has_thread_ || std::this_thread::get_id() == server_) {
+  if (!has_thread_ || !has_repeated_ || std::this_thread::get_id() == server_) {
     return run(reason);
   }
   check_usable();
@@ -299,12 +306,27 @@ std::string Queue::compile(const Trace& running, const Plan& plan) {
   if (C10_UNLIKELY(compiler.listens.load(std::memory_order_relaxed))) {
     compiler.hear(describe(running, plan));
   }
-  if (mode == Mode::kAuto && plan.runs == kHot) {
+  if (is_portable(device_)) {
+    if (plan.runs == 1) {
+      compiler.compile_portable({device_, plan.id, describe(running, plan)});
+    }
+  } else if (mode == Mode::kAuto && plan.runs == kHot) {
     compiler.offer({device_, plan.id, describe(running, plan)});
   } else if (mode == Mode::kUop && plan.runs == 1) {
     return compiler.compile_now({device_, plan.id, describe(running, plan)});
   }
   return {};
+}
+
+// On CUDA memory a plan that has settled becomes a graph; not while a kernel uses the device.
+PlanGraph::Done Queue::run_as_graph(Trace& running, const Plan& plan) {
+  if (!has_thread_ || depth_ > 1 || !uses_graphs.load(std::memory_order_relaxed)) {
+    return PlanGraph::Done::kNothing;
+  }
+  if (plan.graph == nullptr) {
+    plan.graph = std::make_shared<PlanGraph>();
+  }
+  return plan.graph->run(running, plan, device_);
 }
 
 bool Queue::install(uint64_t id, std::shared_ptr<Compiled> compiled) {
@@ -316,6 +338,7 @@ bool Queue::install(uint64_t id, std::shared_ptr<Compiled> compiled) {
     return false;
   }
   plan->compiled = std::move(compiled);
+  plan->graph = nullptr;  // it is of the steps before
   return true;
 }
 
@@ -329,7 +352,14 @@ void Queue::for_each_plan(c10::function_ref<void(const Plan&)> visit) {
 void Queue::run_at_once(Operator& op, c10::Stack* stack, const char* reason) {
   run_then(reason, [&] {
     op.at_once.fetch_add(1, std::memory_order_relaxed);
+    if (C10_UNLIKELY(is_portable(device_)) && are_fallbacks_refused() &&
+        op.kind.load(std::memory_order_relaxed) == Operator::Kind::kAtOnce) {
+      note_fallback(device_, op.name, where());
+    }
     call_at_once(op, device_, stack);
+    if (C10_UNLIKELY(is_portable(device_))) {
+      note_fallback(device_, op.name, where());
+    }
     forget_signatures_if_many();
   });
 }

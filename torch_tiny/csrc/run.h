@@ -16,7 +16,7 @@
 #include <thread>
 #include <utility>
 
-#include "trace.h"
+#include "cuda_graph.h"
 
 namespace tiny {
 
@@ -38,6 +38,8 @@ struct Metrics {
   uint64_t metadata_misses = 0;
   uint64_t syncs = 0;
   uint64_t relayouts = 0;
+  uint64_t graphs = 0;      // CUDA graphs that were captured
+  uint64_t graph_runs = 0;  // traces that ran as one
   double seconds_recording = 0;
   double seconds_running = 0;
   // Why traces were run: reason and place -> how often.
@@ -45,6 +47,9 @@ struct Metrics {
   // Why a trace was not like the one before it, at the first call that differs.
   std::map<std::pair<std::string, Where>, uint64_t> news;
 };
+
+// Whether plans on CUDA memory become CUDA graphs; TORCH_TINY_CUDA_GRAPHS=0 says no.
+inline std::atomic<bool> uses_graphs{true};
 
 class Queue {
  public:
@@ -135,6 +140,7 @@ class Queue {
   bool is_on_its_way(const TinyStorage& storage);
   void forget_signatures_if_many();
   std::string compile(const Trace& running, const Plan& plan);
+  PlanGraph::Done run_as_graph(Trace& running, const Plan& plan);
 
   const c10::DeviceIndex device_;
   std::recursive_mutex running_;
@@ -145,6 +151,8 @@ class Queue {
 
   // Traces left to a thread; the locks are taken in the order running_, batches_mutex_, mutex.
   const bool has_thread_;
+  // Before that the thread would only set up libraries that the program's own has set up already.
+  std::atomic<bool> has_repeated_{false};
   std::mutex batches_mutex_;
   std::condition_variable batches_changed_;
   std::deque<Batch> batches_;

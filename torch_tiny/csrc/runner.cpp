@@ -9,6 +9,7 @@
 
 #include "allocator.h"
 #include "engine.h"
+#include "generator.h"
 #include "host_call.h"
 
 namespace tiny {
@@ -52,6 +53,31 @@ bool are_aligned(const Region& region, c10::ArrayRef<void*> buffers) {
   return true;
 }
 
+// Which of the tensors among the arguments are written.
+std::vector<bool> written_tensors(const Signature& signature) {
+  std::vector<bool> writes;
+  size_t argument = 0;
+  for (size_t i = 0; i < signature.tokens.size(); ++i, ++argument) {
+    const auto& token = signature.tokens[i];
+    const bool is_list =
+        token.kind == Token::Kind::kTensorList || token.kind == Token::Kind::kOptionalTensorList;
+    const auto end = is_list ? i + token.count : i;
+    for (i = is_list ? i + 1 : i; i <= end; ++i) {
+      if (signature.tokens[i].kind == Token::Kind::kTensor) {
+        writes.push_back(signature.op->writes[argument]);
+      }
+    }
+    i = end;
+  }
+  return writes;
+}
+
+// Whether a call only brings a CPU tensor to the device.
+bool is_transfer(const Signature& signature) {
+  return signature.op->takes_cpu_tensors && signature.tokens.size() > 1 &&
+      signature.tokens[1].kind == Token::Kind::kValue;
+}
+
 double now() {
   const auto time = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration<double>(time).count();
@@ -64,6 +90,7 @@ Runner::Runner(Trace& trace, const Plan& plan, c10::DeviceIndex device)
       plan_(plan),
       device_(device),
       host_(host_device(device)),
+      is_portable_(is_portable(device)),
       states_(trace.slots.size()) {}
 
 void Runner::run() {
@@ -76,6 +103,10 @@ void Runner::run() {
       release(plan_.release[k]);
     }
   }
+}
+
+void Runner::place(uint32_t slot, c10::Storage memory) {
+  states_[slot].memory = std::move(memory);
 }
 
 void Runner::fail_all(const std::string& why) {
@@ -121,6 +152,9 @@ void Runner::release(uint32_t slot) {
 // A region whose inputs failed runs call by call, so that each result knows why it failed. Who asks
 // for deterministic algorithms gets one engine, whatever was measured.
 void Runner::run_region(Region& region) {
+  if (region.portable != nullptr) {
+    return run_portable(region);
+  }
   auto& compiler = Compiler::get();
   const bool must_compile = compiler.mode.load(std::memory_order_relaxed) == Mode::kUop;
   const bool is_pinned = at::globalContext().deterministicAlgorithms() && !must_compile;
@@ -157,6 +191,67 @@ void Runner::run_calls(const Region& region) {
   for (const auto call : region.calls) {
     run_one(trace_.calls[call]);
   }
+}
+
+// What it writes comes back in new buffers, so that a call that would raise leaves all as it was.
+void Runner::run_portable(const Region& region) {
+  if (has_failed(region)) {
+    return run_calls(region);
+  }
+  try {
+    at::RecordFunction profiled(at::RecordScope::FUNCTION);
+    if (C10_UNLIKELY(profiled.isActive())) {
+      profiled.before("torch_tiny::" + region.name);
+    }
+    std::vector<Buffer> buffers;
+    std::vector<std::string> numbers;
+    for (const auto& buffer : region.buffers) {
+      if (buffer.is_slot) {
+        buffers.push_back(buffer.is_read ? trace_.slots[buffer.slot]->buffer() : 0);
+      } else {
+        numbers.push_back(number(buffer));
+      }
+    }
+    const auto written =
+        portable_functions().run(device_, region.portable->number, buffers, numbers);
+    if (!written.has_value()) {
+      return run_calls(region);
+    }
+    auto next = written->begin();
+    for (const auto& buffer : region.buffers) {
+      if (buffer.is_slot && buffer.is_written) {
+        trace_.slots[buffer.slot]->adopt_buffer(*next++);
+      }
+    }
+  } catch (c10::Error& error) {
+    error.add_context(
+        "in " + region.name + ", recorded at " +
+        describe(trace_.calls[region.calls.front()].where));
+    for (const auto call : region.calls) {
+      fail(trace_.calls[call], std::current_exception());
+    }
+  } catch (...) {
+    for (const auto call : region.calls) {
+      fail(trace_.calls[call], std::current_exception());
+    }
+  }
+}
+
+// The bytes of a number that came with a call.
+std::string Runner::number(const RegionBuffer& buffer) const {
+  const auto& given = trace_.values[trace_.calls[buffer.call].first_value + buffer.value];
+  const auto value = buffer.item < 0 ? given : given.toList().get(buffer.item);
+  auto bytes = [](const auto& one) {
+    return std::string(reinterpret_cast<const char*>(&one), sizeof(one));
+  };
+  if (value.isDouble()) {
+    return bytes(value.toDouble());
+  }
+  if (!value.isTensor()) {
+    return bytes(value.toInt());
+  }
+  const auto& tensor = value.toTensor();
+  return {static_cast<const char*>(tensor.const_data_ptr()), tensor.element_size()};
 }
 
 // False if nothing was done, since a call would raise.
@@ -274,6 +369,16 @@ void* Runner::pointer(const RegionBuffer& buffer) {
     return memory_of(buffer.slot).mutable_data();
   }
   const auto& given = trace_.values[trace_.calls[buffer.call].first_value + buffer.value];
+  if (given.isComplexDouble()) {
+    const auto complex = given.toComplexDouble();
+    auto& part = numbers_.emplace_back();
+    part.real = buffer.item == 0 ? complex.real() : complex.imag();
+    return &part;
+  }
+  if (given.isTensor() && given.toTensor().is_complex()) {
+    const auto size = given.toTensor().element_size() / 2;
+    return static_cast<char*>(given.toTensor().mutable_data_ptr()) + buffer.item * size;
+  }
   const auto value = buffer.item < 0 ? given : given.toList().get(buffer.item);
   if (!value.isTensor()) {
     auto& number = numbers_.emplace_back();
@@ -287,13 +392,13 @@ c10::Storage Runner::memory_of(uint32_t slot) {
   return states_[slot].memory ? states_[slot].memory : trace_.slots[slot]->memory();
 }
 
-const at::Tensor& Runner::stand_in(const Use& use, const Spec& spec) {
+const at::Tensor& Runner::stand_in(const Use& use, const Spec& spec, Access access) {
   auto& state = states_[use.slot];
-  if (state.spec != nullptr && state.offset == use.offset &&
+  if (state.spec != nullptr && state.offset == use.offset && !is_portable_ &&
       (state.spec == &spec || *state.spec == spec)) {
     return state.tensor;
   }
-  const auto& memory = state.memory ? state.memory : trace_.slots[use.slot]->memory();
+  const auto& memory = state.memory ? state.memory : trace_.slots[use.slot]->memory(access);
   state.tensor =
       host_tensor(memory, spec.sizes, spec.strides, use.offset, spec.dtype, spec.conj, spec.neg);
   state.spec = &spec;
@@ -303,19 +408,30 @@ const at::Tensor& Runner::stand_in(const Use& use, const Spec& spec) {
 
 void Runner::run_call(const Call& call) {
   const auto& signature = *call.signature;
+  const auto writes = is_portable_ ? written_tensors(signature) : std::vector<bool>();
+  if (C10_UNLIKELY(is_portable_) && !is_transfer(signature)) {
+    note_fallback(device_, signature.op->name, call.where);
+  }
   stack_.clear();
   push_arguments(
       stack_,
       signature,
       trace_.values.data() + call.first_value,
       [&](size_t i) -> const at::Tensor& {
-        return stand_in(trace_.uses[call.first_use + i], signature.specs[i]);
+        const bool reads = is_portable_ && !writes[i];
+        const auto access = reads ? Access::kRead : Access::kWrite;
+        return stand_in(trace_.uses[call.first_use + i], signature.specs[i], access);
       },
       host_);
-  call_on_host(*signature.op, device_, stack_);
+  if (C10_UNLIKELY(signature.op->hidden_generator && has_portable_numbers(device_))) {
+    const HiddenNumbers numbers(trace_.values[call.first_value + signature.value_count]);
+    call_on_host(*signature.op, device_, stack_);
+  } else {
+    call_on_host(*signature.op, device_, stack_);
+  }
   size_t next = 0;
   for (size_t i = 0; i < stack_.size(); ++i) {
-    if (signature.op->returns[i] >= 0 || signature.list_sizes[i] == Signature::kSize) {
+    if (signature.op->returns[i] >= 0 || signature.list_sizes[i] == Signature::kConstant) {
       continue;
     }
     if (signature.list_sizes[i] == Signature::kTensor) {
@@ -351,7 +467,7 @@ void Runner::take_result(const Call& call, size_t index, at::Tensor tensor) {
   }
   const auto slot = call.first_fresh + index;
   auto& state = states_[slot];
-  if (plan_.temporary[slot]) {
+  if (plan_.temporary[slot] && !is_portable_) {
     state.memory = tensor.storage();
   } else {
     trace_.slots[slot]->adopt(tensor.storage());

@@ -17,6 +17,8 @@ class Runner {
   Runner(Trace& trace, const Plan& plan, c10::DeviceIndex device);
 
   void run();
+  // Uses this memory for a slot in place of its own. Before running.
+  void place(uint32_t slot, c10::Storage memory);
   // Nothing is run: all results of the trace raise this.
   void fail_all(const std::string& why);
 
@@ -38,13 +40,15 @@ class Runner {
   void run_call(const Call& call);
   void run_region(Region& region);
   bool run_compiled(const Region& region);
+  void run_portable(const Region& region);
+  std::string number(const RegionBuffer& buffer) const;
   void run_calls(const Region& region);
   void validate(const Region& region);
   void release(uint32_t slot);
   bool has_failed(const Region& region) const;
   void* pointer(const RegionBuffer& buffer);
   c10::Storage memory_of(uint32_t slot);
-  const at::Tensor& stand_in(const Use& use, const Spec& spec);
+  const at::Tensor& stand_in(const Use& use, const Spec& spec, Access access = Access::kWrite);
   void take_result(const Call& call, size_t index, at::Tensor tensor);
   std::exception_ptr failed_input(const Call& call) const;
   void fail(const Call& call, const std::exception_ptr& why);
@@ -53,6 +57,7 @@ class Runner {
   const Plan& plan_;
   const c10::DeviceIndex device_;
   const c10::Device host_;
+  const bool is_portable_;
   std::vector<SlotState> states_;
   c10::Stack stack_;
   union Number {

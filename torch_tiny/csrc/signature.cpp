@@ -31,7 +31,9 @@ struct Tokens {
   }
 
   void argument(const c10::IValue& value, bool generator) {
-    if (value.isTensor()) {
+    if (generator) {
+      signature.tokens.push_back({Token::Kind::kValue});
+    } else if (value.isTensor()) {
       tensor(value.toTensor());
     } else if (value.isTensorList() || value.isOptionalTensorList()) {
       const auto items = value.toListRef();
@@ -42,8 +44,7 @@ struct Tokens {
         tensor(item.isTensor() ? item.toTensor() : at::Tensor());
       }
     } else if (
-        value.isDouble() || value.isComplexDouble() || value.isGenerator() ||
-        (value.isNone() && generator) || value.isDoubleList() ||
+        value.isDouble() || value.isComplexDouble() || value.isDoubleList() ||
         (value.isList() && !value.isIntList() && !value.isBoolList())) {
       signature.tokens.push_back({Token::Kind::kValue});
     } else {
@@ -85,13 +86,17 @@ std::unique_ptr<Signature> make_signature(
   for (size_t i = 0; i < stack.size(); ++i) {
     visitor.argument(stack[i], op.takes_generator[i]);
   }
+  for (const auto& token : signature->tokens) {
+    signature->value_count += token.kind == Token::Kind::kValue ? 1 : 0;
+  }
   return signature;
 }
 
-bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned) {
+bool describe_results(
+    Signature& signature, c10::ArrayRef<c10::IValue> returned, bool without_dropout) {
   signature.results.clear();
   signature.list_sizes.clear();
-  signature.sizes.assign(returned.size(), 0);
+  signature.constants.assign(returned.size(), {});
   signature.fresh_bytes = 0;
   const auto& op = *signature.op;
   for (size_t i = 0; i < returned.size(); ++i) {
@@ -99,9 +104,11 @@ bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned)
       signature.list_sizes.push_back(Signature::kTensor);
       continue;
     }
-    if (returned[i].isInt()) {
-      signature.list_sizes.push_back(Signature::kSize);
-      signature.sizes[i] = returned[i].toInt();
+    const bool is_seed = without_dropout && returned[i].isTensor() &&
+        returned[i].toTensor().defined() && returned[i].toTensor().device().is_cpu();
+    if (returned[i].isInt() || is_seed) {
+      signature.list_sizes.push_back(Signature::kConstant);
+      signature.constants[i] = returned[i];
       continue;
     }
     const bool is_list = returned[i].isTensorList();

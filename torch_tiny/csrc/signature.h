@@ -65,13 +65,15 @@ struct Signature {
   Operator* op = nullptr;
   std::vector<uint64_t> words;
   std::vector<Token> tokens;
+  uint32_t value_count = 0;     // of the tokens that are values
   std::vector<Spec> specs;      // per tiny tensor, in order
   std::vector<Result> results;  // per fresh tensor, in order
   std::vector<uint32_t> grown;  // tensors that come empty, as out=, and get the sizes of their spec
   static constexpr int kTensor = -1;
-  static constexpr int kSize = -2;
-  std::vector<int> list_sizes;  // per return: kTensor, kSize, or the length of a list of tensors
-  std::vector<int64_t> sizes;   // per return: the value where it is a size
+  static constexpr int kConstant = -2;
+  std::vector<int>
+      list_sizes;  // per return: kTensor, kConstant, or the length of a list of tensors
+  std::vector<c10::IValue> constants;  // per return: what is the same in every call
   size_t fresh_bytes = 0;
   // Set when a run returned something else, e.g. after a global flag of PyTorch was changed.
   mutable std::atomic<bool> stale{false};
@@ -82,6 +84,7 @@ struct Arguments {
   c10::SmallVector<uint64_t, 64> words;
   c10::SmallVector<const at::Tensor*, 8> tensors;  // tiny ones, in order
   c10::SmallVector<c10::IValue, 4> values;
+  c10::IValue numbers;  // what its random numbers come from; the last value where that is hidden
   c10::DeviceIndex device = -1;
   bool keyed = true;      // false: an argument of a kind that has no words
   bool masked = false;    // an index is a mask
@@ -92,8 +95,10 @@ struct Arguments {
 std::unique_ptr<Signature> make_signature(
     Operator& op, c10::ArrayRef<c10::IValue> stack, const Arguments& arguments);
 
-// Fills in what the results of a run look like. False if they are not ordinary tensors.
-bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned);
+// Fills in what the results of a run look like. False if they are not ordinary tensors. Attention
+// on CUDA returns the seed of its dropout on the CPU: without dropout nobody reads it.
+bool describe_results(
+    Signature& signature, c10::ArrayRef<c10::IValue> returned, bool without_dropout = false);
 
 // Whether the operator's meta function foretells these results.
 bool meta_agrees(const Signature& signature, const Arguments& arguments);

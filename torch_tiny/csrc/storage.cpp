@@ -108,20 +108,70 @@ void TinyStorage::operator delete(void* memory) {
 void TinyStorage::release_resources() {
   c10::StorageImpl::release_resources();
   host_ = {};
+  drop_own_buffer();
 }
 
-const c10::Storage& TinyStorage::memory() {
+void TinyStorage::drop_own_buffer() {
+  if (C10_UNLIKELY(buffer_ != 0)) {
+    drop_buffer(device().index(), buffer_, buffer_bytes_);
+    buffer_ = 0;
+    in_buffer_ = false;
+  }
+}
+
+const c10::Storage& TinyStorage::memory(Access access) {
   if (C10_UNLIKELY(failure != nullptr)) {
     std::rethrow_exception(failure);
   }
   if (!host_) {
-    adopt(c10::Storage(allocate_host(device().index(), nbytes())));
+    host_ = c10::Storage(allocate_host(device().index(), nbytes()));
+    refresh();
+  }
+  if (C10_UNLIKELY(in_buffer_)) {
+    if (!in_host_ && access != Access::kOverwrite && nbytes() != 0) {
+      portable_functions().download(device().index(), buffer_, host_.mutable_data(), nbytes());
+      note_traffic("download", nbytes());
+    }
+    in_host_ = true;
+    in_buffer_ = access == Access::kRead;
   }
   return host_;
 }
 
+Buffer TinyStorage::buffer() {
+  if (C10_UNLIKELY(failure != nullptr)) {
+    std::rethrow_exception(failure);
+  }
+  if (!in_buffer_) {
+    const auto bytes = nbytes();
+    const auto& host = memory(Access::kRead);
+    const bool is_new = buffer_ == 0;
+    buffer_ = portable_functions().upload(device().index(), buffer_, host.data(), bytes);
+    if (is_new) {
+      buffer_bytes_ = bytes;
+      count_buffer(device().index(), bytes);
+    }
+    note_traffic("upload", bytes);
+    in_buffer_ = true;
+  }
+  return buffer_;
+}
+
+void TinyStorage::adopt_buffer(Buffer buffer) {
+  drop_own_buffer();
+  buffer_ = buffer;
+  buffer_bytes_ = nbytes();
+  count_buffer(device().index(), buffer_bytes_);
+  in_buffer_ = true;
+  in_host_ = false;
+  host_ = {};
+  set_data_ptr_noswap(c10::DataPtr(nullptr, device()));
+}
+
 void TinyStorage::adopt(c10::Storage host) {
   host_ = std::move(host);
+  in_host_ = true;
+  in_buffer_ = false;
   refresh();
 }
 
@@ -135,9 +185,11 @@ void TinyStorage::refresh() {
 void TinyStorage::resize(size_t size) {
   if (nbytes() == 0) {
     host_ = {};
+    drop_own_buffer();
   }
-  if (host_) {
-    const auto old = host_;
+  if (host_ || in_buffer_) {
+    const auto old = memory();
+    drop_own_buffer();
     auto grown = c10::Storage(allocate_host(device().index(), size));
     const auto kept = static_cast<int64_t>(std::min(size, old.nbytes()));
     if (kept > 0) {
@@ -178,6 +230,7 @@ at::Tensor make_alias(
     c10::IntArrayRef strides,
     int64_t offset,
     c10::ScalarType dtype) {
+  check_type(base.device().index(), dtype);
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
       c10::TensorImpl::VIEW,
       c10::Storage(base.storage()),
@@ -187,9 +240,9 @@ at::Tensor make_alias(
   return tensor;
 }
 
-at::Tensor host_tensor(const at::Tensor& tensor) {
+at::Tensor host_tensor(const at::Tensor& tensor, Access access) {
   return host_tensor(
-      TinyStorage::of(tensor).memory(),
+      TinyStorage::of(tensor).memory(access),
       tensor.sizes(),
       tensor.strides(),
       tensor.storage_offset(),
@@ -244,6 +297,7 @@ at::Tensor exported_tensor(const at::Tensor& tensor) {
 }
 
 at::Tensor adopt_tensor(c10::DeviceIndex device, const at::Tensor& host) {
+  check_type(device, host.scalar_type());
   auto tensor = make_tensor(
       device,
       host.storage().nbytes(),

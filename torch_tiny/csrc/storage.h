@@ -8,12 +8,23 @@
 #include <exception>
 
 #include "device.h"
+#include "portable.h"
 
 namespace tiny {
+
+// What a kernel of the host is about to do with memory.
+enum class Access : uint8_t {
+  kRead,
+  kWrite,      // some of it; the rest stays
+  kOverwrite,  // all of it
+};
 
 class TinyStorage final : public c10::StorageImpl {
  public:
   TinyStorage(c10::DeviceIndex device, size_t nbytes);
+  ~TinyStorage() override {
+    drop_own_buffer();
+  }
 
   // Made and dropped by the thousand in each run: the C library's lists are too short for that.
   static void* operator new(size_t size);
@@ -25,13 +36,16 @@ class TinyStorage final : public c10::StorageImpl {
 
   void release_resources() override;
 
-  // The memory, made now if there is none yet. Raises if computing it failed.
-  const c10::Storage& memory();
-  bool has_memory() const {
-    return static_cast<bool>(host_);
-  }
+  // The memory that PyTorch's kernels work on, made now if there is none yet. Raises if computing
+  // it failed. On a portable device it is a copy on the host, brought up to date here.
+  const c10::Storage& memory(Access access = Access::kWrite);
   // Takes over the memory of a result.
   void adopt(c10::Storage host);
+
+  // On a portable device: the buffer, brought up to date.
+  Buffer buffer();
+  // Takes over a buffer that a program has written, all of it.
+  void adopt_buffer(Buffer buffer);
   // After the host storage was resized behind our back.
   void refresh();
   void resize(size_t nbytes);
@@ -47,7 +61,14 @@ class TinyStorage final : public c10::StorageImpl {
   std::exception_ptr failure;
 
  private:
+  void drop_own_buffer();
+
   c10::Storage host_;
+  // On a portable device the content is in host_, in buffer_, or in both.
+  Buffer buffer_ = 0;
+  size_t buffer_bytes_ = 0;
+  bool in_host_ = true;
+  bool in_buffer_ = false;
 };
 
 // Puts TinyStorage behind every storage PyTorch makes for device "tiny".
@@ -71,7 +92,7 @@ at::Tensor make_alias(
     c10::ScalarType dtype);
 
 // A CPU or CUDA tensor on the memory of a tiny tensor. The trace must have been run.
-at::Tensor host_tensor(const at::Tensor& tensor);
+at::Tensor host_tensor(const at::Tensor& tensor, Access access = Access::kWrite);
 at::Tensor host_tensor(
     const c10::Storage& memory,
     c10::IntArrayRef sizes,

@@ -31,7 +31,13 @@ void TakeApart::different_devices(c10::Device one, c10::Device other) const {
 
 void TakeApart::fill_in_generators() {
   for (const auto i : default_generators_) {
-    out_.values[i] = host_generator(out_.device);
+    out_.values[i] = out_.numbers = numbers_of(out_.device);
+  }
+}
+
+void TakeApart::draw_hidden_numbers() {
+  if (has_portable_numbers(out_.device)) {
+    out_.values.emplace_back(out_.numbers = numbers_of(out_.device));
   }
 }
 
@@ -150,7 +156,7 @@ void TakeApart::argument(const c10::IValue& value, bool generator) {
     out_.values.push_back(value);
   } else if (value.isGenerator()) {
     out_.words.push_back(head(Tag::kGenerator));
-    out_.values.emplace_back(host_generator(value.toGenerator()));
+    out_.values.emplace_back(out_.numbers = numbers_of(value.toGenerator()));
   } else {
     out_.keyed = false;
   }

@@ -86,6 +86,7 @@ class TakeApart {
   void device(c10::Device device);
   void add_overlaps();
   void fill_in_generators();
+  void draw_hidden_numbers();
   [[noreturn]] void different_devices(c10::Device one, c10::Device other) const;
 
   static constexpr size_t kOverlapsChecked = 8;
@@ -155,6 +156,9 @@ inline void TakeApart::finish() {
   }
   if (C10_UNLIKELY(!default_generators_.empty())) {
     fill_in_generators();
+  }
+  if (C10_UNLIKELY(op_.hidden_generator)) {
+    draw_hidden_numbers();
   }
   out_.words.push_back(default_dtype_word());
 }

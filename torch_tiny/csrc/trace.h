@@ -12,6 +12,8 @@
 
 namespace tiny {
 
+class PlanGraph;
+
 // A tensor argument: which storage, and where in it.
 struct Use {
   uint32_t slot;
@@ -63,6 +65,7 @@ struct Plan {
   // Guarded by the lock that is held while running.
   mutable uint64_t runs = 0;
   mutable std::shared_ptr<Compiled> compiled;
+  mutable std::shared_ptr<PlanGraph> graph;  // on CUDA memory
 };
 
 class PlanCache {

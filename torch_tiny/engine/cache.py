@@ -94,7 +94,7 @@ def _code_version() -> str:
 
     root = Path(__file__).parent.parent
     digest = hashlib.sha256(torch.__version__.encode())
-    for path in sorted((*root.glob("*.py"), *root.glob("lower/*.py"), *root.glob("engine/*.py"))):
+    for path in sorted(root.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

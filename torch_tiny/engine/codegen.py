@@ -95,10 +95,14 @@ SETTINGS = {"SCACHE": 0, "SPEC": 0, "PCONTIG": 0, "SPLIT_REDUCEOP": 0}  # of tin
 
 
 def scheduled(
-    buffers: Sequence[tuple[DType, int]], outputs: Mapping[int, UOp], store_costly: bool
+    buffers: Sequence[tuple[DType, int]],
+    outputs: Mapping[int, UOp],
+    store_costly: bool,
+    most_buffers: int = 0,
 ) -> tuple[list[Step], "Arguments"]:
     """The loops to run, in order, and what their PARAMs are."""
-    calls = schedule(seal_floats(_stores(buffers, outputs)), _is_costly if store_costly else _never)
+    keep = _is_costly if store_costly else _never
+    calls = schedule(seal_floats(_stores(buffers, outputs)), keep, most_buffers)
     arguments = Arguments()
     return _without_copies([_step(c, arguments) for c in calls], arguments.kept()), arguments
 

@@ -26,13 +26,16 @@ class Plan:
     """The C of each program; a region names its own."""
 
 
-def compile_trace(text: str, library: Path, everything: bool = False, target: str = "cpu") -> Plan:
+def compile_trace(
+    text: str, library: Path, everything: bool = False, target: str | Target = "cpu"
+) -> Plan:
     """Compile the regions of a trace into `library`, which is not made if there is none.
 
     everything: also what PyTorch's own kernels do better, such as matrix products.
     """
     trace = read_trace(text)
-    compiler = _Compiler(trace, everything, target_of(target))
+    to = target_of(target) if isinstance(target, str) else target
+    compiler = _Compiler(trace, everything, to)
     groups = compiler.groups()
     compiler.choose_variants(library)
     return Plan(
@@ -108,6 +111,9 @@ class _Compiler:
         candidate = self.unique[number]
         program = candidate.program
         prefix = f"{g_name(number)}v{candidate.chosen}"
+        kernels = self._target.kernels(program, prefix)
+        guard = self._guard_kernels(candidate, f"{g_name(number)}g")
+        used = {place for kernel in (*kernels, *guard) for place in kernel["buffers"]}
         return {
             "name": _describe(one.calls),
             "program": g_name(number),
@@ -116,15 +122,22 @@ class _Compiler:
                 {
                     "slot": buffer.slot,
                     "written": i in own.outputs,
+                    "read": i in used,
                     "dtype": SCALAR_TYPE_NUMBERS[buffer.dtype],
+                    "nbytes": buffer.size * buffer.dtype.itemsize,
                 }
                 if buffer.slot is not None
-                else {"call": buffer.call, "value": buffer.value, "item": buffer.item}
+                else {
+                    "call": buffer.call,
+                    "value": buffer.value,
+                    "item": buffer.item,
+                    "dtype": str(buffer.dtype).removeprefix("torch."),
+                }
                 for i, buffer in enumerate(own.buffers)
             ],
             "made": own.made,
-            "kernels": self._target.kernels(program, prefix),
-            "guard": self._guard_kernels(candidate, f"{g_name(number)}g"),
+            "kernels": kernels,
+            "guard": guard,
             "temporaries": [
                 *program.temporaries,
                 *(() if candidate.guard is None else candidate.guard.temporaries),
@@ -254,7 +267,7 @@ def _key(trace: Trace, calls: list[Call], needed_after: set[int]) -> str:
     def plain(item: Any) -> Any:
         if isinstance(item, Tensor):
             slot = slots.setdefault(item.slot, len(slots))
-            return ("t", slot, str(item.dtype), repr(item.spec))
+            return ("t", slot, str(item.dtype), repr(item.spec), item.conj, item.neg)
         if isinstance(item, list):
             return [plain(one) for one in item]
         return repr(item)

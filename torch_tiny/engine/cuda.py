@@ -40,7 +40,15 @@ from torch_tiny.uops import (
     substituted,
 )
 
-__all__ = ["VARIANTS", "CudaKernel", "CudaProgram", "compile", "generate", "why_no_compiler"]
+__all__ = [
+    "VARIANTS",
+    "CudaKernel",
+    "CudaProgram",
+    "compile",
+    "generate",
+    "why_no_compiler",
+    "without_repetition",
+]
 
 # fused: kernels are fused over rows. separate: kernels as scheduled.
 VARIANTS = ("fused", "separate")
@@ -97,7 +105,7 @@ def generate(
             if isinstance(part, RoutineStep):
                 bodies.append(_routine(part))
                 continue
-            apart = [n for nest in part for n in _without_repetition(nest, new)]
+            apart = [n for nest in part for n in without_repetition(nest, new)]
             cut = [n for nest in apart for n in cut_reductions(nest, new, _pieces)]
             fused = _fused(cut, kept) if variant == "fused" else None
             bodies += _lower([n.sink() for n in cut]) if fused is None else fused
@@ -202,7 +210,7 @@ def _accesses(sink: UOp) -> tuple[dict[int, frozenset[UOp]], dict[int, frozenset
     return loads, stores
 
 
-def _without_repetition(nest: Nest, new_buffer: Callable[[DType, int], UOp]) -> Iterator[Nest]:
+def without_repetition(nest: Nest, new_buffer: Callable[[DType, int], UOp]) -> Iterator[Nest]:
     """Reductions that do not depend on all loops get a kernel of their own.
 
     Loops have an outside where to compute them first, blocks have not.

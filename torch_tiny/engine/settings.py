@@ -17,14 +17,21 @@ class Settings:
     """Compile at first sight; every region is also run by PyTorch's operators and compared."""
     cache: Path | None
     """Where compiled plans are kept between processes; None: nowhere."""
+    cuda_graphs: bool = True
+    """Whether a trace that runs often on CUDA memory becomes one CUDA graph."""
 
 
 def from_environment() -> Settings:
-    """Reads TORCH_TINY_ENGINE, TORCH_TINY_VALIDATE and TORCH_TINY_CACHE."""
+    """Reads TORCH_TINY_ENGINE, _VALIDATE, _CACHE and _CUDA_GRAPHS."""
     mode = os.environ.get("TORCH_TINY_ENGINE", "auto")
     if mode not in MODES:
         raise ValueError(f"TORCH_TINY_ENGINE={mode!r} is not known; choose from {', '.join(MODES)}")
-    return Settings(mode, os.environ.get("TORCH_TINY_VALIDATE", "0") == "1", _cache_folder())
+    return Settings(
+        mode,
+        validate=os.environ.get("TORCH_TINY_VALIDATE", "0") == "1",
+        cache=_cache_folder(),
+        cuda_graphs=os.environ.get("TORCH_TINY_CUDA_GRAPHS", "1") != "0",
+    )
 
 
 def why_not_compiled() -> str | None:

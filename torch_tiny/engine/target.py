@@ -17,7 +17,18 @@ from torch_tiny.uops import UOp
 _MOST_BYTES_TRIED = 256 << 20
 _TRIES = 5
 
-Program = codegen.Program | cuda.CudaProgram
+
+class Program(Protocol):
+    """What a target makes of a region."""
+
+    @property
+    def kernels(self) -> Sequence[Any]: ...
+    @property
+    def temporaries(self) -> Sequence[int]: ...
+    @property
+    def copies(self) -> Sequence[tuple[int, int]]: ...
+    @property
+    def source(self) -> str: ...
 
 
 class Target(Protocol):

@@ -50,6 +50,7 @@ class Engine:
     def start(self) -> None:
         """Begin to serve the core; nothing is started before there is something to compile."""
         _C.set_validate(self.settings.validate)
+        _C.set_cuda_graphs(self.settings.cuda_graphs)
         if self.settings.mode == "uop" or self.settings.validate:
             _C.set_compile_now(self._compile_now)
             _C.set_mode("uop")
@@ -170,9 +171,9 @@ class Engine:
 
 def _target(device: int) -> str:
     """What to compile for on tiny:device."""
-    host = torch.device(_C.device_host(device))
-    if host.type == "cpu":
+    if _C.device_host(device) == "cpu":
         return "cpu"
+    host = torch.device(_C.device_host(device))
     major, minor = torch.cuda.get_device_capability(host)
     return f"sm_{major}{minor}"
 

@@ -15,8 +15,8 @@ from torch_tiny.lower.arithmetic import (
     tanh,
 )
 from torch_tiny.lower.movement import concatenate
-from torch_tiny.lower.promote import Number, as_uop, elementwise, known
-from torch_tiny.lower.tools import Rule, cut, full_like, wrap_dim
+from torch_tiny.lower.promote import Number, Operand, as_uop, cast, elementwise
+from torch_tiny.lower.tools import Rule, cut, full_like, to_math, wrap_dim
 from torch_tiny.uops import UOp, call
 from torch_tiny.views import int_shape
 
@@ -100,14 +100,14 @@ def _log_sigmoid_backward(grad: UOp, x: UOp, _buffer: UOp) -> UOp:
     return elementwise(lambda g, v: g * sigmoid(-v), grad, x)
 
 
-def _leaky_backward(grad: UOp, x: UOp, slope: Number, _is_result: bool) -> UOp:
+def _leaky_backward(grad: UOp, x: UOp, slope: Operand, _is_result: bool) -> UOp:
     return elementwise(lambda g, v, s: (v > 0).where(g, g * s), grad, x, slope)
 
 
 def _logit_backward(grad: UOp, x: UOp, eps: Number | None) -> UOp:
     def rule(g: UOp, v: UOp) -> UOp:
         slope = g / (v * (1.0 - v))
-        low = 0.0 if eps is None else float(known(eps, "eps"))
+        low = as_uop(0.0 if eps is None else eps, v.dtype)
         outside = (v < low) | (v > 1.0 - low)
         return outside.where(full_like(v, math.nan if eps is None else 0.0), slope)
 
@@ -147,10 +147,13 @@ def _shrink(x: UOp, by: UOp) -> UOp:
 def _rrelu_backward(
     grad: UOp, x: UOp, noise: UOp, low: Number, high: Number, training: bool, is_result: bool
 ) -> UOp:
-    if training and float(known(high, "upper")) - float(known(low, "lower")) > 1e-6:
-        return elementwise(lambda g, n: g * n, grad, noise)
-    slope = (float(known(low, "lower")) + float(known(high, "upper"))) / 2
-    return _leaky_backward(grad, x, slope, is_result)
+    wide = to_math(grad).dtype
+    lower, upper = as_uop(low, wide), as_uop(high, wide)
+    even = cast(_leaky_backward(to_math(grad), x, (lower + upper) * 0.5, is_result), grad.dtype)
+    if not training:
+        return even
+    # Bounds that are the same draw no noise.
+    return ((upper - lower) > 1e-6).where(elementwise(lambda g, n: g * n, grad, noise), even)
 
 
 def _of(function: Callable[..., UOp]) -> Rule:

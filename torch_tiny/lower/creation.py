@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_tiny.lower.promote import (
+    Lifted,
     Number,
     Operand,
     as_uop,
@@ -15,7 +16,7 @@ from torch_tiny.lower.promote import (
     result_dtype,
 )
 from torch_tiny.lower.tools import Rule, arange, full, to_dtype
-from torch_tiny.uops import DType, UOp, dtypes
+from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import int_shape
 
 
@@ -24,14 +25,26 @@ def _arange(*bounds: Number, dtype: DType | None) -> UOp:
     floats = any(isinstance(v, float) for v in (start, end, step))
     result = to_dtype(dtype, dtypes.float32 if floats else dtypes.int64)
     n = max(0, math.ceil((end - start) / step))
+    return _counted(start, step, n, result)
+
+
+def _counted(start: Number, step: Number, n: int, result: DType) -> UOp:
+    """n numbers from `start` on."""
+    floats = any(isinstance(v, float | Lifted) for v in (start, step))
     wide = dtypes.float64 if is_float(result) else dtypes.int64
-    if is_float(result) and not floats and n < 1 << 24 and max(abs(start), abs(end)) < 1 << 24:
+    if is_float(result) and not floats and n < 1 << 24 and _is_small(start, step, n):
         wide = dtypes.float32
     values = arange(n).cast(wide) * as_uop(step, wide) + as_uop(start, wide)
     return cast(values, result)
 
 
-def _linspace(start: Operand, end: Operand, steps: int, dtype: DType | None) -> UOp:
+def _is_small(start: Number, step: Number, n: int) -> bool:
+    """Whether float32 has all of the numbers."""
+    first, by = known(start, "start"), known(step, "step")
+    return bool(max(abs(first), abs(first + by * n)) < 1 << 24)
+
+
+def linspace(start: Operand, end: Operand, steps: int, dtype: DType | None) -> UOp:
     result = to_dtype(dtype, dtypes.float32)
     wide = math_dtype(result) if is_float(result) else dtypes.float32
     first, last = (as_uop(v, wide) for v in (start, end))
@@ -41,6 +54,14 @@ def _linspace(start: Operand, end: Operand, steps: int, dtype: DType | None) -> 
     up = first + step * at.cast(wide)
     down = last - step * (steps - 1 - at).cast(wide)
     return cast((at < steps // 2).where(up, down), result)
+
+
+def _logspace(start: Operand, end: Operand, steps: int, base: Number, dtype: DType | None) -> UOp:
+    result = to_dtype(dtype, dtypes.float32)
+    # The CPU computes in double for floats.
+    wide = dtypes.float64 if is_float(result) else dtypes.float32
+    powers = linspace(start, end, steps, wide)
+    return cast(call("pow", as_uop(base, wide).expand(int_shape(powers)), powers), result)
 
 
 def _full(size: Sequence[int], value: Number, dtype: DType | None, *_: Any) -> UOp:
@@ -63,10 +84,19 @@ def _eye(n: int, m: int, dtype: DType | None) -> UOp:
 TABLE: dict[str, Rule] = {
     "arange": lambda end, dtype, *_: _arange(0, end, 1, dtype=dtype),
     "arange.start": lambda start, end, dtype, *_: _arange(start, end, 1, dtype=dtype),
+    # Whatever the bounds are, the memory says how many numbers there are.
+    "arange.out": lambda _, out: _counted(0, 1, int_shape(out)[0], out.dtype),
+    "arange.start_out": lambda start, _, step, out: _counted(
+        start, step, int_shape(out)[0], out.dtype
+    ),
     "arange.start_step": lambda start, end, step, dtype, *_: _arange(start, end, step, dtype=dtype),
     **dict.fromkeys(
         ("linspace", "linspace.Tensor_Tensor", "linspace.Tensor_Scalar", "linspace.Scalar_Tensor"),
-        lambda start, end, steps, dtype, *_: _linspace(start, end, steps, dtype),
+        lambda start, end, steps, dtype, *_: linspace(start, end, steps, dtype),
+    ),
+    **dict.fromkeys(
+        ("logspace", "logspace.Tensor_Tensor", "logspace.Tensor_Scalar", "logspace.Scalar_Tensor"),
+        lambda start, end, steps, base, dtype, *_: _logspace(start, end, steps, base, dtype),
     ),
     "eye": lambda n, dtype, *_: _eye(n, n, dtype),
     "eye.m": lambda n, m, dtype, *_: _eye(n, m, dtype),

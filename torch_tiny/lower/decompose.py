@@ -12,12 +12,14 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from torch_tiny.lower.complex_value import Complex
 from torch_tiny.lower.promote import Lifted, NoLowering
 from torch_tiny.lower.tools import DTYPES, full
 from torch_tiny.uops import UOp
 from torch_tiny.views import int_shape
 
-Step = Callable[[str, Sequence[Any], Mapping[str, Any]], tuple[UOp | None, ...]]
+Results = tuple[UOp | Complex | None, ...]
+Step = Callable[[str, Sequence[Any], Mapping[str, Any]], Results]
 
 _TORCH_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
 
@@ -28,22 +30,22 @@ def available(op: torch._ops.OpOverload) -> bool:
 
 def lower_by_tracing(
     op: torch._ops.OpOverload, args: Sequence[Any], step: Step, has_rule: Callable[[str], bool]
-) -> tuple[UOp | None, ...]:
+) -> Results:
     """Traces the decomposition of one call and lowers each call it makes by `step`."""
     leaves, spec = pytree.tree_flatten(list(args))
-    if any(isinstance(leaf, Lifted) for leaf in leaves):
+    if any(isinstance(leaf, Lifted) or getattr(leaf, "is_number", False) for leaf in leaves):
         raise NoLowering("a decomposition needs the value of a number")
-    tensors = [leaf for leaf in leaves if isinstance(leaf, UOp)]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, UOp | Complex)]
 
     def call(*given: torch.Tensor) -> Any:
         left = iter(given)
-        filled = [next(left) if isinstance(leaf, UOp) else leaf for leaf in leaves]
+        filled = [next(left) if isinstance(leaf, UOp | Complex) else leaf for leaf in leaves]
         return _call(op, pytree.tree_unflatten(filled, spec))
 
     table = {o: rule for o, rule in _table().items() if not has_rule(_name(o)) or o is op}
     try:
         with FakeTensorMode():
-            fakes = [torch.empty(int_shape(x), dtype=_TORCH_DTYPES[x.dtype]) for x in tensors]
+            fakes = [torch.empty(_shape(x), dtype=_torch_dtype(x)) for x in tensors]
             # Decompositions write in place; the tables have functional operators only.
             pure = torch.func.functionalize(call, remove="mutations_and_views")
             graph = make_fx(pure, decomposition_table=table)(*fakes)
@@ -61,8 +63,8 @@ def _call(op: torch._ops.OpOverload, bound: Sequence[Any]) -> Any:
 
 
 def _interpret(
-    graph: torch.fx.GraphModule, tensors: Sequence[UOp], step: Step
-) -> tuple[UOp | None, ...]:
+    graph: torch.fx.GraphModule, tensors: Sequence[UOp | Complex], step: Step
+) -> Results:
     values: dict[Node, Any] = {}
     inputs = iter(tensors)
 
@@ -86,6 +88,14 @@ def _interpret(
             )
             values[node] = results if many else results[0]
     raise NoLowering("its decomposition gives nothing")
+
+
+def _shape(x: UOp | Complex) -> tuple[int, ...]:
+    return x.shape if isinstance(x, Complex) else int_shape(x)
+
+
+def _torch_dtype(x: UOp | Complex) -> torch.dtype:
+    return x.dtype if isinstance(x, Complex) else _TORCH_DTYPES[x.dtype]
 
 
 def _constant(tensor: torch.Tensor) -> UOp:

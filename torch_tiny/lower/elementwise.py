@@ -31,7 +31,6 @@ from torch_tiny.lower.promote import (
     elementwise,
     elementwise_float,
     is_float,
-    known,
     math_dtype,
     result_dtype,
 )
@@ -197,7 +196,7 @@ def _logaddexp(base: str, log1p: Unary) -> Binary:
 def _logit(x: UOp, eps: Number | None) -> UOp:
     def rule(v: UOp) -> UOp:
         if eps is not None:
-            low = as_uop(known(eps, "eps"), v.dtype)
+            low = as_uop(eps, v.dtype)
             v = minimum(maximum(v, low), 1.0 - low)
         return log(v / (1.0 - v))
 

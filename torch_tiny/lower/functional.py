@@ -1,7 +1,7 @@
 """Which rule a call has: its own, or one derived from its schema."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,38 +9,64 @@ import torch
 
 from torch_tiny.lower import (
     activation,
+    antialias,
+    attention,
+    bags,
+    complex_rules,
     creation,
     decompose,
+    distance,
     elementwise,
+    fft,
+    grid,
+    histogram,
     index,
     linalg,
+    margin,
+    masks,
     matmul,
     movement,
     nn,
     optim,
+    polynomials,
     pool,
+    random,
     reduce,
     sort,
     special,
 )
-from torch_tiny.lower.promote import Lifted, NoLowering, cast
+from torch_tiny.lower.complex_rules import ComplexRule
+from torch_tiny.lower.complex_value import Complex, as_value, is_complex
+from torch_tiny.lower.promote import Lifted, NoLowering
 from torch_tiny.lower.tools import Rule
 from torch_tiny.uops import UOp
-from torch_tiny.views import int_shape
 
-Results = tuple[UOp | None, ...]
+Results = tuple[UOp | Complex | None, ...]
 
 _FAMILIES = (
-    activation, creation, elementwise, index, linalg, matmul, movement, nn, optim, pool, reduce,
+    activation, antialias, attention, bags, creation, distance, elementwise, grid, histogram,
+    index, linalg, margin, masks, matmul, movement, nn, optim, polynomials, pool, random, reduce,
     sort, special,
 )  # fmt: skip
 RULES: dict[str, Rule] = {
     f"aten::{name}": rule for family in _FAMILIES for name, rule in family.TABLE.items()
 }
+COMPLEX_RULES: dict[str, ComplexRule] = {
+    f"aten::{name}": rule for family in (complex_rules, fft) for name, rule in family.TABLE.items()
+}
+# These make complex tensors of real ones.
+_ALWAYS_COMPLEX = {f"aten::{name}" for name in (*fft.TABLE, "complex", "polar", "view_as_complex")}
+
+_QUADRATIC = [
+    name
+    for family in (matmul, sort, fft, antialias, attention, bags, distance, grid, histogram, masks)
+    for name in family.TABLE
+    if not name.startswith("_cdist")
+]
 
 # More work than elements: worth compiling only where there is nothing else to run them on.
 _HEAVY = {
-    *(f"aten::{name}" for name in (*matmul.TABLE, *sort.TABLE)),
+    *(f"aten::{name}" for name in _QUADRATIC),
     *(
         f"aten::{name}"
         for name in index.TABLE
@@ -85,16 +111,17 @@ def is_heavy(op: str) -> bool:
     What a decomposition does is not known before it is traced; attention is among them.
     """
     plan = _plan(op)
-    return plan is not None and (plan.base in _HEAVY or plan.base not in RULES)
+    return plan is not None and (plan.base in _HEAVY or not _has_rule(plan.base))
 
 
-def written(op: str) -> tuple[str, ...]:
+def written(op: str, args: Sequence[Any]) -> tuple[str, ...]:
     """The names of the arguments that a call writes; native_batch_norm only when training."""
-    return _UNDECLARED_WRITES.get(op) or tuple(a.name for a in _written(_schema(op)))
+    if op == "aten::native_batch_norm":  # whose schema does not say so
+        return ("running_mean", "running_var") if args[_TRAINING] else ()
+    return tuple(a.name for a in _written(_schema(op)))
 
 
-# Its schema does not say so.
-_UNDECLARED_WRITES = {"aten::native_batch_norm": ("running_mean", "running_var")}
+_TRAINING = 5  # the place of native_batch_norm's argument
 
 
 @dataclass(frozen=True)
@@ -110,13 +137,26 @@ def _plan(op: str) -> _Plan | None:
     schema = _schema(op)
     if schema is None:
         return None
-    if op in RULES:
-        return _Plan(schema, lambda bound: _results(RULES[op](*bound)), op)
+    if _has_rule(op):
+        return _Plan(schema, lambda bound: _results(_rule(op, bound)(*bound)), op)
     for derive in (_in_place, _out, _foreach, _decomposed):
         plan = derive(op, schema)
         if plan is not None:
             return plan
     return None
+
+
+def _has_rule(op: str) -> bool:
+    return op in RULES or op in COMPLEX_RULES
+
+
+def _rule(op: str, bound: list[Any]) -> ComplexRule:
+    rule: ComplexRule | None = RULES.get(op)
+    if op in _ALWAYS_COMPLEX or is_complex(bound):
+        rule = COMPLEX_RULES.get(op)
+    if rule is None:
+        raise NoLowering("no rule for complex numbers" if op in RULES else "for complex numbers")
+    return rule
 
 
 def _in_place(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
@@ -145,14 +185,12 @@ def _out(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
     name = op.partition(".")[0]
     if not count:
         return None
-    mine = [a for a in schema.arguments if not a.is_out and a.name not in _TENSOR_OPTIONS]
-    inputs = [str(a.type) + a.name for a in mine]
+    inputs = _described(a for a in schema.arguments if not a.is_out)
     for overload in _overloads(name):
         other = _schema(f"{name}.{overload}".removesuffix(".default"))
         if other is None or any(a.is_out for a in other.arguments):
             continue
-        own = [a for a in other.arguments if a.name not in _TENSOR_OPTIONS]
-        if [str(a.type) + a.name for a in own] == inputs:
+        if _described(other.arguments) == inputs:
             plan = _plan(f"{name}.{overload}".removesuffix(".default"))
             break
     else:
@@ -163,14 +201,18 @@ def _out(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
     def apply(bound: list[Any]) -> Results:
         given, outs = bound[:-count], bound[-count:]
         named = dict(zip((a.name for a in schema.arguments), given, strict=False))
-        named["dtype"] = named.get("dtype", outs[0].dtype)
+        named["dtype"] = named.get("dtype") or outs[0].dtype
         full = [named.get(a.name) for a in plan.schema.arguments]
         results = plan.apply(full)
         return tuple(
-            None if r is None else cast(r, out.dtype) for r, out in zip(results, outs, strict=True)
+            None if r is None else as_value(r, out) for r, out in zip(results, outs, strict=True)
         )
 
     return _Plan(schema, apply, plan.base)
+
+
+def _described(arguments: Iterable[Any]) -> list[str]:
+    return [str(a.type) + a.name for a in arguments if a.name not in _TENSOR_OPTIONS]
 
 
 # Of a functional overload that makes a tensor: with out= they are the tensor's.
@@ -196,7 +238,7 @@ def _foreach(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
 
     def apply(bound: list[Any]) -> Results:
         lists = [i for i, a in enumerate(schema.arguments) if "List[" in str(a.type)]
-        results: list[UOp | None] = []
+        results: list[UOp | Complex | None] = []
         for n in range(len(bound[lists[0]])):
             row = [v[n] if i in lists else v for i, v in enumerate(bound)]
             if overload == "Tensor" and base in ("addcdiv", "addcmul"):
@@ -237,20 +279,26 @@ def _decomposed(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
                 raise NoLowering("its decomposition needs itself")
             return lower(name, args, kwargs)
 
-        return decompose.lower_by_tracing(overload, bound, step, lambda name: name in RULES)
+        return decompose.lower_by_tracing(overload, bound, step, _has_rule)
 
     return _Plan(schema, apply, op)
 
 
-def _results(value: UOp | tuple[UOp | None, ...]) -> Results:
-    return (value,) if isinstance(value, UOp) else tuple(value)
+def _results(value: UOp | Complex | Results) -> Results:
+    return (value,) if isinstance(value, UOp | Complex) else tuple(value)
 
 
-def _as_targets(results: Results, targets: Sequence[UOp]) -> Results:
+def _as_targets(results: Results, targets: Sequence[UOp | Complex]) -> Results:
     return tuple(
-        None if r is None else cast(r, t.dtype).expand(int_shape(t))
+        None if r is None else _expanded(as_value(r, t), t.shape)
         for r, t in zip(results, targets, strict=True)
     )
+
+
+def _expanded(value: UOp | Complex, shape: tuple[Any, ...]) -> UOp | Complex:
+    if isinstance(value, Complex):
+        return value.each(lambda part: part.expand(shape))
+    return value.expand(shape)
 
 
 def _bound(
@@ -275,8 +323,8 @@ def _written(schema: torch._C.FunctionSchema | None) -> list[Any]:
     return [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
-def _written_tensors(schema: torch._C.FunctionSchema, bound: list[Any]) -> list[UOp]:
-    tensors: list[UOp] = []
+def _written_tensors(schema: torch._C.FunctionSchema, bound: list[Any]) -> list[UOp | Complex]:
+    tensors: list[UOp | Complex] = []
     for argument, value in zip(schema.arguments, bound, strict=True):
         if argument.alias_info is not None and argument.alias_info.is_write:
             tensors += value if isinstance(value, list | tuple) else [value]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_tiny.lower.arithmetic import maximum, minimum
-from torch_tiny.lower.conditions import require_index
+from torch_tiny.lower.conditions import require, require_index
 from torch_tiny.lower.promote import (
     NoLowering,
     Number,
@@ -14,7 +14,7 @@ from torch_tiny.lower.promote import (
     is_float,
     math_dtype,
 )
-from torch_tiny.lower.reduce import amax, amin
+from torch_tiny.lower.reduce import amax, amin, cumsum
 from torch_tiny.lower.tools import (
     Rule,
     Shape,
@@ -127,12 +127,25 @@ def _indexed(x: UOp, indices: Sequence[UOp | None]) -> tuple[UOp, list[int], UOp
 
 
 def _put_mask(x: UOp, mask: UOp, values: UOp, accumulate: bool) -> UOp:
-    """A mask with one value for all, which is what x[mask] = number records."""
-    if values.numel() != 1 or mask.ndim > x.ndim:
-        raise NoLowering("values are spread over a mask by counting, which depends on data")
-    mask = mask.reshape((*mask.shape, *(1,) * (x.ndim - mask.ndim)))
-    value = cast(values.reshape((1,) * x.ndim), x.dtype)
-    return mask.where(x + value if accumulate else value, x)
+    """One value for all true elements, or one for each of them in turn."""
+    rest = int_shape(x)[mask.ndim :]
+    if values.ndim <= len(rest) or int_shape(values)[0] == 1:
+        mask = mask.reshape((*int_shape(mask), *(1,) * len(rest)))
+        spare = values.ndim - len(rest)
+        value = cast(values.squeeze(0) if spare == 1 else values, x.dtype)
+        return mask.where(x + value if accumulate else value, x)
+    flat = mask.reshape((-1,))
+    n = int_shape(values)[0]
+    if 0 in (n, *int_shape(x)):
+        return x
+    true = flat.cast(dtypes.int32)
+    order = cumsum(true, 0, dtypes.int32) - true
+    require(total(true, (0,)).eq(n))
+    rows = cast(values, x.dtype).expand((n, *rest))
+    picked = take(rows, 0, minimum(order, full_like(order, n - 1)))
+    own = x.reshape((-1, *rest))
+    new = _plus(own, picked) if accumulate else picked
+    return flat.reshape((-1, *(1,) * len(rest))).where(new, own).reshape(int_shape(x))
 
 
 def _accumulated(x: UOp, index: UOp, values: UOp) -> UOp:

@@ -1,4 +1,4 @@
-"""How the first argument of a call lies in memory, where what an operator computes depends on it."""
+"""How a call's first argument lies in memory, where what an operator computes depends on it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -86,8 +86,9 @@ def _correlate(x: UOp, weight: UOp, stride: Sequence[int], padding: Sequence[int
     grouped = grouped.permute((0, 1, 2, *range(4, 4 + k), 3, *range(4 + k, 4 + 2 * k)))
     per_group = out_channels // groups
     filters = to_math(weight).reshape((groups, per_group, *(1,) * k, channels, *kernel))
-    over = tuple(range(3 + k, 4 + 2 * k))
-    return total(grouped * filters, over).reshape((n, out_channels, *grid))
+    # One sum per channel and a sum of those: long sums in one go lose digits.
+    per_channel = total(grouped * filters, tuple(range(4 + k, 4 + 2 * k)))
+    return total(per_channel, (3 + k,)).reshape((n, out_channels, *grid))
 
 
 def _correlate_adjoint(g: UOp, weight: UOp, sizes: Sequence[int], stride: Sequence[int],
@@ -119,9 +120,9 @@ def _weight_gradient(x: UOp, g: UOp, weight: UOp, stride: Sequence[int], padding
     windows = windows.shrink(tuple((0, s) for s in (n, int_shape(x)[1], *grid, *kernel)))
     grouped = windows.reshape((n, groups, 1, channels, *grid, *kernel))
     slopes = to_math(g).reshape((n, groups, out_channels // groups, 1, *grid, *(1,) * k))
-    over = (0, *range(4, 4 + k))
     assert rest
-    return total(grouped * slopes, over).reshape(int_shape(weight))
+    per_sample = total(grouped * slopes, tuple(range(4, 4 + k)))
+    return total(per_sample, (0,)).reshape(int_shape(weight))
 
 
 def _convolution(x: UOp, weight: UOp, bias: UOp | None, stride: Sequence[int],

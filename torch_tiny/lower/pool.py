@@ -2,11 +2,11 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch_tiny.lower.arithmetic import absolute, is_nan, less_equal
 from torch_tiny.lower.index import place, take
-from torch_tiny.lower.promote import cast, known
+from torch_tiny.lower.promote import Number, as_uop, cast
 from torch_tiny.lower.reduce import amax
 from torch_tiny.lower.tools import (
     Rule,
@@ -229,18 +229,25 @@ def _adaptive_max_backward(grad: UOp, x: UOp, indices: UOp, k: int) -> UOp:
 # --- upsampling, dimension by dimension ---
 
 
-def _scale(size: int, out: int, scale: float | None) -> float:
-    scale = known(scale, "scale")
-    return 1.0 / scale if scale is not None and scale > 0 else size / out
+Scale = Number | None
 
 
-def _nearest(size: int, out: int, scale: float | None, exact: bool) -> UOp:
+def scale_of(size: int, out: int, scale: Scale) -> UOp:
+    """Input elements for each output element, in float32."""
+    ratio = full((), size / out, dtypes.float64)
+    if scale is not None:
+        given = as_uop(scale, dtypes.float64)
+        ratio = (given > 0).where(given.reciprocal(), ratio)
+    return ratio.cast(dtypes.float32)
+
+
+def _nearest(size: int, out: int, scale: Scale, exact: bool) -> UOp:
     at = arange(out).cast(dtypes.float32) + (0.5 if exact else 0.0)
-    source = call("floor", at * _scale(size, out, scale)).cast(dtypes.int32)
+    source = call("floor", at * scale_of(size, out, scale)).cast(dtypes.int32)
     return (source > size - 1).where(full_like(source, size - 1), source)
 
 
-def _upsample_nearest(x: UOp, sizes: Sequence[int], *scales: float | None, exact: bool) -> UOp:
+def _upsample_nearest(x: UOp, sizes: Sequence[int], *scales: Scale, exact: bool) -> UOp:
     k = len(sizes)
     for i, n in enumerate(sizes):
         dim = x.ndim - k + i
@@ -249,7 +256,7 @@ def _upsample_nearest(x: UOp, sizes: Sequence[int], *scales: float | None, exact
 
 
 def _upsample_nearest_backward(grad: UOp, sizes: Sequence[int], inputs: Sequence[int],
-                               *scales: float | None, exact: bool) -> UOp:  # fmt: skip
+                               *scales: Scale, exact: bool) -> UOp:  # fmt: skip
     k, g = len(sizes), to_math(grad)
     for i, n in enumerate(sizes):
         dim = grad.ndim - k + i
@@ -257,13 +264,13 @@ def _upsample_nearest_backward(grad: UOp, sizes: Sequence[int], inputs: Sequence
     return cast(g, grad.dtype)
 
 
-def _linear(size: int, out: int, scale: float | None, corners: bool) -> tuple[UOp, UOp, UOp]:
+def _linear(size: int, out: int, scale: Scale, corners: bool) -> tuple[UOp, UOp, UOp]:
     """The two neighbours of each output element and the weight of the second."""
     at = arange(out).cast(dtypes.float32)
     if corners:
         source = at * ((size - 1) / (out - 1) if out > 1 else 0.0)
     else:
-        source = (at + 0.5) * _scale(size, out, scale) - 0.5
+        source = (at + 0.5) * scale_of(size, out, scale) - 0.5
         source = (source < 0).where(full_like(source, 0.0), source)
     low = source.cast(dtypes.int32)
     low = (low > size - 1).where(full_like(low, size - 1), low)
@@ -272,7 +279,7 @@ def _linear(size: int, out: int, scale: float | None, corners: bool) -> tuple[UO
     return low, high, (weight > 1.0).where(full_like(weight, 1.0), weight)
 
 
-def _upsample_linear(x: UOp, sizes: Sequence[int], corners: bool, *scales: float | None) -> UOp:
+def _upsample_linear(x: UOp, sizes: Sequence[int], corners: bool, *scales: Scale) -> UOp:
     k, wide = len(sizes), to_math(x)
     for i, n in enumerate(sizes):
         dim = x.ndim - k + i
@@ -283,7 +290,7 @@ def _upsample_linear(x: UOp, sizes: Sequence[int], corners: bool, *scales: float
 
 
 def _upsample_linear_backward(grad: UOp, sizes: Sequence[int], inputs: Sequence[int],
-                              corners: bool, *scales: float | None) -> UOp:  # fmt: skip
+                              corners: bool, *scales: Scale) -> UOp:  # fmt: skip
     k, g = len(sizes), to_math(grad)
     for i, n in enumerate(sizes):
         dim = grad.ndim - k + i
@@ -293,24 +300,43 @@ def _upsample_linear_backward(grad: UOp, sizes: Sequence[int], inputs: Sequence[
     return cast(g, grad.dtype)
 
 
+def _taps(size: int, n: int, scale: Scale, corners: bool) -> Iterator[tuple[UOp, UOp]]:
+    """Of each output element the four neighbours and their weights."""
+    at = arange(n).cast(dtypes.float32)
+    if corners:
+        source = at * ((size - 1) / (n - 1) if n > 1 else 0.0)
+    else:
+        source = (at + 0.5) * scale_of(size, n, scale) - 0.5
+    low = call("floor", source)
+    for tap in (-1, 0, 1, 2):
+        index = low.cast(dtypes.int32) + tap
+        index = (index < 0).where(full_like(index, 0), index)
+        index = (index > size - 1).where(full_like(index, size - 1), index)
+        yield index, _cubic(absolute(source - low - float(tap)))
+
+
+def _upsample_cubic(x: UOp, sizes: Sequence[int], corners: bool, *scales: Scale) -> UOp:
+    k, wide = len(sizes), to_math(x)
+    for i, n in reversed(list(enumerate(sizes))):
+        dim = x.ndim - k + i
+        taps = _taps(int_shape(x)[dim], n, scales[i], corners)
+        parts = [
+            take(wide, dim, index) * along(weight, dim, x.ndim).cast(wide.dtype)
+            for index, weight in taps
+        ]
+        wide = functools.reduce(lambda a, b: a + b, parts)
+    return cast(wide, x.dtype)
+
+
 def _upsample_cubic_backward(grad: UOp, sizes: Sequence[int], inputs: Sequence[int],
-                             corners: bool, *scales: float | None) -> UOp:  # fmt: skip
+                             corners: bool, *scales: Scale) -> UOp:  # fmt: skip
     k, g = len(sizes), to_math(grad)
     for i, n in enumerate(sizes):
-        dim, size = grad.ndim - k + i, inputs[grad.ndim - k + i]
-        at = arange(n).cast(dtypes.float32)
-        if corners:
-            source = at * ((size - 1) / (n - 1) if n > 1 else 0.0)
-        else:
-            source = (at + 0.5) * _scale(size, n, scales[i]) - 0.5
-        low = call("floor", source)
+        dim = grad.ndim - k + i
         placed = full((), 0, g.dtype)
-        for tap in (-1, 0, 1, 2):
-            index = low.cast(dtypes.int32) + tap
-            index = (index < 0).where(full_like(index, 0), index)
-            index = (index > size - 1).where(full_like(index, size - 1), index)
-            weight = along(_cubic(absolute(source - low - float(tap))), dim, grad.ndim)
-            placed = placed + place(g * weight.cast(g.dtype), dim, index, size)
+        for index, weight in _taps(inputs[dim], n, scales[i], corners):
+            weighted = g * along(weight, dim, grad.ndim).cast(g.dtype)
+            placed = placed + place(weighted, dim, index, inputs[dim])
         g = placed
     return cast(g, grad.dtype)
 
@@ -352,5 +378,6 @@ TABLE: dict[str, Rule] = {
     "adaptive_max_pool2d_backward": lambda grad, x, i: _adaptive_max_backward(grad, x, i, 2),
     "adaptive_max_pool3d_backward": lambda grad, x, i: _adaptive_max_backward(grad, x, i, 3),
     **_upsampling(),
+    "upsample_bicubic2d": _upsample_cubic,
     "upsample_bicubic2d_backward": _upsample_cubic_backward,
 }

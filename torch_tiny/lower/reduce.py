@@ -3,27 +3,30 @@
 import math
 from collections.abc import Callable, Sequence
 
-from torch_tiny.lower.arithmetic import absolute, exp, is_nan, log
+from torch_tiny.lower.arithmetic import absolute, exp, is_nan, log, maximum
 from torch_tiny.lower.promote import (
+    Lifted,
     Number,
     as_uop,
     cast,
     float_dtype,
     is_float,
-    known,
     math_dtype,
 )
 from torch_tiny.lower.tools import (
     Rule,
     arange,
     count,
+    cut,
     full,
     full_like,
     kept_shape,
     lowest,
+    pad,
     positions,
     to_dtype,
     total,
+    widths,
     wrap_dim,
     wrap_dims,
 )
@@ -87,8 +90,9 @@ def var_mean(
     n = count(x, over)
     average = total(wide, over, keepdim=True) / float(n)
     centered = wide - average
-    degrees = n - (1 if correction is None else known(correction, "correction"))
-    variance = total(centered * centered, over, keepdim) / full((), max(0.0, degrees), wide.dtype)
+    degrees = float(n) - as_uop(1 if correction is None else correction, wide.dtype)
+    degrees = maximum(degrees, full((), 0, wide.dtype))
+    variance = total(centered * centered, over, keepdim) / degrees
     shape = kept_shape(int_shape(x), over, keepdim)
     return cast(variance, x.dtype), cast(average.reshape(shape), x.dtype)
 
@@ -127,7 +131,7 @@ def vector_norm(
 ) -> UOp:
     result = to_dtype(dtype, float_dtype(x.dtype))
     size = absolute(cast(x, result).cast(math_dtype(result)))
-    over, p = wrap_dims(dims, x.ndim), known(ord_, "ord")
+    over = wrap_dims(dims, x.ndim)
     rules: dict[float, Callable[[], UOp]] = {
         math.inf: lambda: amax(size, over, keepdim),
         -math.inf: lambda: amin(size, over, keepdim),
@@ -135,10 +139,11 @@ def vector_norm(
         1.0: lambda: total(size, over, keepdim),
         2.0: lambda: call("sqrt", total(size * size, over, keepdim)),
     }
-    root = rules.get(float(p)) or (
-        lambda: call("pow", total(call("pow", size, float(p)), over, keepdim), 1.0 / p)
-    )
-    return cast(root(), result)
+    rule = None if isinstance(ord_, Lifted) else rules.get(float(ord_))
+    if rule is not None:
+        return cast(rule(), result)
+    p = as_uop(ord_, size.dtype)
+    return cast(call("pow", total(call("pow", size, p), over, keepdim), p.reciprocal()), result)
 
 
 def _norm(x: UOp, p: Number | None, dims: Dims, keepdim: bool, dtype: DType | None = None) -> UOp:
@@ -150,26 +155,6 @@ def _renorm(x: UOp, p: Number, dim: int, limit: Number) -> UOp:
     norm = vector_norm(wide, p, [d for d in range(x.ndim) if d != dim], True)
     most = as_uop(limit, wide.dtype)
     return cast((most < norm).where(wide * (most / (norm + 1e-7)), wide), x.dtype)
-
-
-def _cdist(a: UOp, b: UOp, p: Number, _mode: int | None) -> UOp:
-    return vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, [-1])
-
-
-def _cdist_backward(grad: UOp, a: UOp, b: UOp, p: Number, distances: UOp) -> UOp:
-    difference = a.unsqueeze(-2) - b.unsqueeze(-3)
-    size, far = absolute(difference), distances.unsqueeze(-1)
-    sign = call("copysign", difference.ne(0).cast(a.dtype), difference)
-    power = float(known(p, "p"))
-    if power == math.inf:
-        slope = size.eq(far).where(sign, full((), 0, a.dtype))
-    elif power == 0:
-        return full_like(a, 0)
-    else:
-        # d|x|/dx is 0 where x is, whatever the power says.
-        steep = call("pow", size, power - 1.0) / call("pow", far, power - 1.0)
-        slope = (size.eq(0) | far.eq(0)).where(full_like(size, 0), sign * steep)
-    return total(slope * grad.unsqueeze(-1), (difference.ndim - 2,))
 
 
 def _any(x: UOp, dims: Dims = None, keepdim: bool = False) -> UOp:
@@ -202,17 +187,49 @@ def _scanned(x: UOp, dim: int) -> tuple[UOp, UOp, int]:
     return spread, there <= here, dim + 1
 
 
-def cumulative(reduce: Callable[[UOp, tuple[int, ...]], UOp], identity: float) -> Rule:
+Combine = Callable[[UOp, UOp], UOp]
+_SHORT = 256  # longer dimensions are scanned in rows, and then the rows' ends
+
+
+def _scan(x: UOp, dim: int, combine: Combine, identity: float) -> UOp:
+    """What `combine` makes of all elements up to each one."""
+    shape = int_shape(x)
+    n = shape[dim]
+    reduce = _REDUCED[identity]
+    if n <= _SHORT:
+        spread, before, over = _scanned(x, dim)
+        return reduce(before.where(spread, full((), identity, x.dtype)), (over,))
+    width = 1 << math.ceil(math.log2(math.sqrt(n)))
+    rows = -(-n // width)
+    padded = pad(x, widths(x.ndim, dim, 0, rows * width - n), identity)
+    split = padded.reshape((*shape[:dim], rows, width, *shape[dim + 1 :]))
+    inner = _scan(split, dim + 1, combine, identity)
+    ends = cut(inner, dim + 1, width - 1, width)
+    carried = cut(_scan(ends, dim, combine, identity), dim, 0, rows - 1)
+    carried = pad(carried, widths(carried.ndim, dim, 1, 0), identity)
+    joined = combine(inner, carried).reshape((*shape[:dim], rows * width, *shape[dim + 1 :]))
+    return cut(joined, dim, 0, n)
+
+
+_REDUCED: dict[float, Callable[[UOp, tuple[int, ...]], UOp]] = {
+    0: lambda x, dims: x.sum(dims, dtype=x.dtype),
+    1: lambda x, dims: x.prod(dims),
+}
+
+
+def _cumulative(combine: Combine, identity: float) -> Callable[..., UOp]:
     def rule(x: UOp, dim: int, dtype: DType | None = None) -> UOp:
         result = to_dtype(dtype, x.dtype if is_float(x.dtype) else dtypes.int64)
         wide = cast(x, result).cast(math_dtype(result))
         if x.ndim == 0 or 0 in x.shape:
             return cast(wide, result)
-        spread, before, over = _scanned(wide, dim)
-        kept = before.where(spread, full((), identity, wide.dtype))
-        return cast(reduce(kept, (over,)), result)
+        return cast(_scan(wide, wrap_dim(dim, x.ndim), combine, identity), result)
 
     return rule
+
+
+cumsum = _cumulative(lambda a, b: a + b, 0)
+_cumprod = _cumulative(lambda a, b: a * b, 1)
 
 
 def _cumulative_best(x: UOp, dim: int) -> tuple[UOp, UOp]:
@@ -284,8 +301,6 @@ TABLE: dict[str, Rule] = {
     "norm.ScalarOpt_dtype": lambda x, p, dtype: _norm(x, p, None, False, dtype),
     "dist": lambda a, b, p: vector_norm(a - b, p),
     "renorm": _renorm,
-    "_cdist_forward": _cdist,
-    "_cdist_backward": _cdist_backward,
     "any": _any,
     "any.dim": _any,
     "any.dims": _any,
@@ -294,9 +309,13 @@ TABLE: dict[str, Rule] = {
     "all.dims": _all,
     "count_nonzero.dim_IntList": lambda x, dims: sums(cast(x, dtypes.bool), dims),
     "count_nonzero": lambda x, dim: sums(cast(x, dtypes.bool), dim),
-    "cumsum": cumulative(lambda x, dims: x.sum(dims, dtype=x.dtype), 0),
-    "cumprod": cumulative(lambda x, dims: x.prod(dims), 1),
+    "cumsum": cumsum,
+    "cumprod": _cumprod,
     "cummax": _cumulative_best,
     "cummin": _cumulative_least,
     "logcumsumexp": _logcumsumexp,
+    "_logcumsumexp": _logcumsumexp,
+    # They write the two tensors that they are given after x.
+    "_cummax_helper": lambda x, _values, _index, dim: _cumulative_best(x, dim),
+    "_cummin_helper": lambda x, _values, _index, dim: _cumulative_least(x, dim),
 }

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable
 
-from torch_tiny.lower.arithmetic import absolute, exp, log, maximum, minimum
-from torch_tiny.lower.promote import cast, elementwise_float, float_dtype, result_dtype
+from torch_tiny.lower.arithmetic import absolute, exp, less_equal, log, maximum, minimum
+from torch_tiny.lower.conditions import require
+from torch_tiny.lower.promote import cast, elementwise_float, float_dtype, math_dtype, result_dtype
 from torch_tiny.lower.tools import Rule, arange, full_like, total
 from torch_tiny.uops import UOp, call, dtypes
 
@@ -179,7 +180,69 @@ def _of_libm(name: str) -> Rule:
     return _in_double(lambda x: call(name, x))
 
 
+def _frexp(x: UOp) -> tuple[UOp, UOp]:
+    """x = mantissa * 2**exponent with a mantissa from 0.5 on and below 1, off the bits."""
+    wide = x.cast(math_dtype(x.dtype))
+    kind, bits, bias = _LAYOUTS[wide.dtype]
+    # Numbers below the normal ones become normal.
+    tiny = absolute(wide) < 2.0 ** (2 - bias)
+    scaled = tiny.where(wide * 2.0**bits, wide)
+    raw = scaled.bitcast(kind)
+    exponent = ((raw >> (bits - 1)) & (2 * bias + 1)).cast(dtypes.int32) - (bias - 1)
+    exponent = tiny.where(exponent - bits, exponent)
+    mask = (2 * bias + 1) << (bits - 1)
+    mantissa = ((raw & ~mask) | ((bias - 1) << (bits - 1))).bitcast(wide.dtype)
+    plain = x.eq(0) | (absolute(wide) < math.inf).logical_not()
+    return (
+        cast(plain.where(wide, mantissa), x.dtype),
+        plain.where(full_like(exponent, 0), exponent),
+    )
+
+
+# The integer of the same size, the bits of the fraction with the hidden one, the bias.
+_LAYOUTS = {
+    dtypes.float32: (dtypes.int32, 24, 127),
+    dtypes.float64: (dtypes.int64, 53, 1023),
+}
+
+
+def _igamma(a: UOp, x: UOp) -> tuple[UOp, UOp]:
+    """The lower and the upper incomplete gamma function, regularized."""
+    small = x < a + 1.0
+    require((a < 1000.0) | less_equal(a + 1.0, x) | a.eq(math.inf))  # or the series is too short
+    # Where x is small: the series; else the integral, by the double exponential formula.
+    k = arange(_TERMS).cast(a.dtype)
+    b, y = a.unsqueeze(-1), x.unsqueeze(-1)
+    terms = exp(k * log(y) + call("lgamma", b + 1.0) - call("lgamma", b + k + 1.0))
+    front = exp(a * log(x) - x - call("lgamma", a + 1.0))
+    series = front * total(terms, (terms.ndim - 1,))
+    s = (arange(_POINTS).cast(a.dtype) - 0.55 * _POINTS) * _STEP
+    u = exp(s - exp(-s))
+    rise = u * (exp(-s) + 1.0)
+    inner = exp(call("log1p", u) * (b - 1.0) - y * u) * rise
+    tail = exp(a * log(x) - x - call("lgamma", a)) * total(inner, (inner.ndim - 1,)) * _STEP
+    lower, upper = small.where(series, 1.0 - tail), small.where(1.0 - series, tail)
+    return _gamma_edges(a, x, lower, 0.0), _gamma_edges(a, x, upper, 1.0)
+
+
+_TERMS = 256
+_POINTS, _STEP = 160, 1 / 16
+
+
+def _gamma_edges(a: UOp, x: UOp, value: UOp, at_zero: float) -> UOp:
+    """What both tend to at the ends, and NaN outside."""
+    value = x.eq(0).where(full_like(value, at_zero), value)
+    value = (x.eq(math.inf) | a.eq(0)).where(full_like(value, 1.0 - at_zero), value)
+    value = (a.eq(math.inf)).where(full_like(value, at_zero), value)
+    both = (a.eq(0) & x.eq(0)) | (a.eq(math.inf) & x.eq(math.inf))
+    wrong = both | (a < 0) | (x < 0) | a.ne(a) | x.ne(x)
+    return wrong.where(full_like(value, math.nan), value)
+
+
 TABLE: dict[str, Rule] = {
+    "frexp.Tensor": _frexp,
+    "igamma": _in_double(lambda a, x: _igamma(a, x)[0]),
+    "igammac": _in_double(lambda a, x: _igamma(a, x)[1]),
     "digamma": _in_double(digamma),
     "polygamma": _polygamma,
     "special_zeta": _in_double(_zeta),

@@ -41,10 +41,12 @@ from tinygrad.renderer.cstyle import create_non_native_float_pats, pm_manual_bf1
 from tinygrad.schedule import create_schedule
 from tinygrad.schedule.indexing import run_rangeify
 from tinygrad.schedule.rangeify import (
+    LimitBufsContext,
     earliest_rewrites,
     pm_add_buffers,
     pm_add_param_range_tags,
     pm_const_buffer_folding,
+    pm_limit_bufs,
     pm_mops,
     pm_no_indexing_calls,
     remove_bufferize,
@@ -95,6 +97,7 @@ __all__ = [
     "half_casts",
     "identity_element",
     "lower_kernel",
+    "move_gates",
     "native_half_casts",
     "routine_of",
     "routine_results",
@@ -112,6 +115,11 @@ _HALVES = (dtypes.float16, dtypes.bfloat16)
 # Half types are storage: everything is computed in float32, conversions from double go through it.
 native_half_casts: PatternMatcher = create_non_native_float_pats(_HALVES)
 half_casts: PatternMatcher = native_half_casts + pm_manual_bf16_cast
+
+
+# Without tinygrad's last two rules: they make the other side of a WHERE the value that a gated load
+# has outside its gate, also where the load's type cannot hold it.
+move_gates: PatternMatcher = PatternMatcher(pm_move_gates_from_index.patterns[:-2])
 
 
 def buffer_param(slot: int, dtype: DType, size: int) -> UOp:
@@ -187,10 +195,11 @@ def seal_floats(sink: UOp) -> UOp:
     return _rewritten(sink, _seal, bottom_up=True)
 
 
-def schedule(sink: UOp, keep: Callable[[UOp], bool]) -> tuple[UOp, ...]:
+def schedule(sink: UOp, keep: Callable[[UOp], bool], most_buffers: int = 0) -> tuple[UOp, ...]:
     """tinygrad's schedule: CALL(SINK of loops around one STORE, buffers...)s in order.
 
     keep(value): whether a value that is used several times is worth storing.
+    most_buffers: how many a kernel may have, where there is a limit.
     """
     sink = graph_rewrite(sink, pm_mops + earliest_rewrites, bottom_up=True)
     sink = run_rangeify(sink)
@@ -198,6 +207,11 @@ def schedule(sink: UOp, keep: Callable[[UOp], bool]) -> tuple[UOp, ...]:
     uses = Counter(stage.src[1:] for stage in staged)  # its loops are what identifies a STAGE
     passes = symbolic + pm_reduce_simplify + pm_const_buffer_folding + _inlining
     sink = graph_rewrite(sink, passes, ctx=_Stages(uses, keep))
+    if most_buffers:
+        numbers = (u.arg[0] for u in sink.toposort() if u.op is Ops.RANGE)
+        limit = LimitBufsContext(range_idx=itertools.count(1 + max(numbers, default=0)))
+        with Context(MAX_KERNEL_BUFFERS=most_buffers):  # type: ignore[no-untyped-call]
+            sink = graph_rewrite(sink, pm_limit_bufs, ctx=limit)
     passes = pm_add_buffers + pm_add_param_range_tags
     sink = graph_rewrite(sink, passes, ctx=itertools.count(), bottom_up=True)
     sink = graph_rewrite(sink, split_kernels, bottom_up=True)
@@ -256,7 +270,7 @@ def lower_kernel(
     late = early + get_late_rewrite_patterns(operators, False)
     sink = graph_rewrite(sink, early + pm_commit_weak)
     sink = graph_rewrite(sink, late, ctx=target)
-    sink = graph_rewrite(sink, pm_move_gates_from_index)
+    sink = graph_rewrite(sink, move_gates)
     final = pm_commit_weak + pm_cast_weak + late + casts + pm_split_ends + pm_remove_invalid
     sink = graph_rewrite(sink, final, ctx=target)
     sink = graph_rewrite(sink, pm_casted_consts, walk=True)

@@ -1,0 +1,377 @@
+#include "portable_random.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/Dispatch_v2.h>
+#include <ATen/Parallel.h>
+#include <ATen/native/DistributionTemplates.h>
+#include <ATen/ops/empty.h>
+
+#include <map>
+
+#include "draws.h"
+
+namespace tiny {
+namespace {
+
+namespace templates = at::native::templates;
+
+constexpr int64_t kGrain = 1 << 14;
+
+// A tensor of the same sizes that elements can be written to in the order of their indices.
+class Dense {
+ public:
+  explicit Dense(const at::Tensor& out)
+      : out_(out),
+        dense_(
+            out.is_cpu() && out.is_contiguous()
+                ? out
+                : at::empty(out.sizes(), at::device(at::kCPU).dtype(out.scalar_type()))) {}
+
+  // body(first, count, blocks) for up to kLanes elements at a time, on all threads.
+  template <typename Body>
+  void fill(const Draw& draw, const Body& body) {
+    at::parallel_for(0, dense_.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      Blocks blocks;
+      for (auto i = begin; i < end; i += kLanes) {
+        fill_blocks(draw, static_cast<uint64_t>(i), blocks);
+        body(i, static_cast<int>(std::min<int64_t>(kLanes, end - i)), blocks);
+      }
+    });
+    if (!dense_.is_same(out_)) {
+      out_.copy_(dense_);
+    }
+  }
+  template <typename T>
+  T* data() {
+    return dense_.mutable_data_ptr<T>();
+  }
+
+ private:
+  const at::Tensor& out_;
+  at::Tensor dense_;
+};
+
+template <typename T>
+constexpr int kBits = std::is_same_v<T, at::Half> ? 11
+    : std::is_same_v<T, at::BFloat16>             ? 8
+                                                  : 24;
+
+// Refuses a type in PyTorch's words.
+void check_type(const at::Tensor& out, bool taken, const char* name) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      taken, '"', name, "\" not implemented for '", c10::toString(out.scalar_type()), "'");
+}
+
+// after(x) of standard numbers, computed in double where the tensor holds doubles, else in float.
+template <typename After>
+void fill_floats(
+    const at::Tensor& out, const Draw& draw, const char* name, Standard which, const After& after) {
+  check_type(out, out.is_floating_point() || out.is_complex(), name);
+  const auto whole = out.is_complex() ? at::view_as_real(out) : out;
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, whole.scalar_type(), "random", [&] {
+    Dense dense(whole);
+    auto* data = dense.data<scalar_t>();
+    dense.fill(draw, [&](int64_t first, int count, const Blocks& blocks) {
+      if constexpr (std::is_same_v<scalar_t, double>) {
+        for (int l = 0; l < count; ++l) {
+          data[first + l] = after(standard_double(which, blocks.of(l)));
+        }
+      } else {
+        float numbers[kLanes];
+        standard_floats(which, kBits<scalar_t>, blocks, numbers);
+        for (int l = 0; l < count; ++l) {
+          data[first + l] = static_cast<scalar_t>(after(numbers[l]));
+        }
+      }
+    });
+  });
+}
+
+// body.operator()<T>() gives a function of the words and the index.
+template <typename T, typename Body>
+void fill_type(const at::Tensor& out, const Draw& draw, const Body& body) {
+  Dense dense(out);
+  auto* data = dense.data<T>();
+  const auto value = body.template operator()<T>();
+  dense.fill(draw, [&](int64_t first, int count, const Blocks& blocks) {
+    for (int l = 0; l < count; ++l) {
+      data[first + l] = value(blocks.of(l), first + l);
+    }
+  });
+}
+
+template <typename Body>
+void fill_numbers(const at::Tensor& out, const Draw& draw, const char* name, const Body& body) {
+  check_type(out, !out.is_complex() && out.scalar_type() != at::kBool, name);
+  AT_DISPATCH_V2(
+      out.scalar_type(),
+      "random",
+      AT_WRAP([&] { fill_type<scalar_t>(out, draw, body); }),
+      AT_EXPAND(AT_ALL_TYPES),
+      at::kHalf,
+      at::kBFloat16);
+}
+
+template <typename Body>
+void fill_all(const at::Tensor& out, const Draw& draw, const char* name, const Body& body) {
+  if (out.scalar_type() == at::kBool) {
+    return fill_type<bool>(out, draw, body);
+  }
+  fill_numbers(out, draw, name, body);
+}
+
+// PyTorch's own checks, with a kernel that does nothing.
+template <typename>
+struct Nothing {
+  template <typename... Given>
+  void operator()(Given&&... /*given*/) const {}
+};
+
+at::Tensor self_of(c10::ArrayRef<c10::IValue> arguments) {
+  return arguments[0].toTensor();
+}
+
+double number(const c10::IValue& value) {
+  return value.toScalar().toDouble();
+}
+
+// --- uniform_, normal_, ... : check, run ---
+
+void check_uniform(c10::ArrayRef<c10::IValue> given) {
+  auto self = self_of(given);
+  templates::uniform_impl_<Nothing, void>(self, number(given[1]), number(given[2]), std::nullopt);
+}
+
+void uniform(const at::Tensor& self, const Draw& draw, double from, double to) {
+  fill_floats(self, draw, "uniform_kernel_cpu", Standard::kUniform, [&](auto x) {
+    const auto low = static_cast<decltype(x)>(from);
+    return x * (static_cast<decltype(x)>(to) - low) + low;
+  });
+}
+
+void check_normal(c10::ArrayRef<c10::IValue> given) {
+  auto self = self_of(given);
+  TORCH_CHECK(
+      number(given[2]) >= 0.0, "normal expects std >= 0.0, but found std ", number(given[2]));
+}
+
+void normal(const at::Tensor& self, const Draw& draw, double mean, double std) {
+  if (self.is_complex()) {
+    std /= std::sqrt(2);  // of the real and the imaginary part
+  }
+  fill_floats(self, draw, "normal_kernel_cpu", Standard::kNormal, [&](auto x) {
+    return x * static_cast<decltype(x)>(std) + static_cast<decltype(x)>(mean);
+  });
+}
+
+void check_log_normal(c10::ArrayRef<c10::IValue> given) {
+  auto self = self_of(given);
+  templates::log_normal_impl_<Nothing, void>(self, number(given[1]), number(given[2]), {});
+}
+
+void log_normal(const at::Tensor& self, const Draw& draw, double mean, double std) {
+  fill_floats(self, draw, "log_normal_cpu", Standard::kNormal, [&](auto x) {
+    return philox::exp(x * static_cast<decltype(x)>(std) + static_cast<decltype(x)>(mean));
+  });
+}
+
+void check_exponential(c10::ArrayRef<c10::IValue> given) {
+  auto self = self_of(given);
+  templates::exponential_impl_<Nothing, void>(self, number(given[1]), {});
+}
+
+void exponential(const at::Tensor& self, const Draw& draw, double lambda, double /*none*/) {
+  fill_floats(self, draw, "exponential_cpu", Standard::kExponential, [&](auto x) {
+    return x / static_cast<decltype(x)>(lambda);
+  });
+}
+
+void check_cauchy(c10::ArrayRef<c10::IValue> given) {
+  auto self = self_of(given);
+  templates::cauchy_impl_<Nothing, void>(self, number(given[1]), number(given[2]), {});
+}
+
+void cauchy(const at::Tensor& self, const Draw& draw, double median, double sigma) {
+  fill_floats(self, draw, "cauchy_cpu", Standard::kCauchy, [&](auto x) {
+    return x * static_cast<decltype(x)>(sigma) + static_cast<decltype(x)>(median);
+  });
+}
+
+void check_geometric(c10::ArrayRef<c10::IValue> given) {
+  auto self = self_of(given);
+  templates::geometric_impl_<Nothing, void>(self, number(given[1]), {});
+}
+
+void geometric(const at::Tensor& self, const Draw& draw, double p, double /*none*/) {
+  const double unit = philox::negative_log(1.0 - p);
+  fill_numbers(self, draw, "geometric_cpu", [&]<typename T>() {
+    return [unit](const philox::Words& w, int64_t /*i*/) {
+      if constexpr (std::is_same_v<T, double>) {
+        return std::ceil(standard_double(Standard::kExponential, w) / unit);
+      } else {
+        const float trials = std::ceil(philox::exponential(w[0]) / static_cast<float>(unit));
+        if constexpr (std::is_integral_v<T>) {
+          return static_cast<T>(static_cast<int64_t>(trials));
+        } else {
+          return static_cast<T>(trials);
+        }
+      }
+    };
+  });
+}
+
+void check_bernoulli(c10::ArrayRef<c10::IValue> given) {
+  auto self = self_of(given);
+  templates::bernoulli_impl_<Nothing, void>(self, number(given[1]), std::nullopt);
+}
+
+void bernoulli(const at::Tensor& self, const Draw& draw, double p, double /*none*/) {
+  fill_all(self, draw, "bernoulli_scalar_cpu_", [&]<typename T>() {
+    return [p](const philox::Words& w, int64_t /*i*/) {
+      return static_cast<T>(philox::uniform(w[0]) < static_cast<float>(p));
+    };
+  });
+}
+
+void bernoulli_tensor(const at::Tensor& self, const Draw& draw, const at::Tensor& chances) {
+  const auto given = chances.expand(self.sizes()).cpu();
+  const bool is_double = given.scalar_type() == at::kDouble;
+  const auto wide = given.to(at::kDouble).contiguous();
+  const auto* p = wide.const_data_ptr<double>();
+  for (int64_t i = 0; i < wide.numel(); ++i) {
+    const double p_in = p[i];
+    TORCH_CHECK(p_in >= 0 && p_in <= 1);  // PyTorch's words
+  }
+  fill_all(self, draw, "bernoulli_tensor_cpu_self_", [&]<typename T>() {
+    return [p, is_double](const philox::Words& w, int64_t i) {
+      const double drawn =
+          is_double ? philox::uniform_double(w[0], w[1]) : double{philox::uniform(w[0])};
+      return static_cast<T>(drawn < p[i]);
+    };
+  });
+}
+
+// --- integers ---
+
+// Fills with `first` + a number below `range`; a range of 0 stands for 2^64.
+void integers(const at::Tensor& self, const Draw& draw, uint64_t range, int64_t first) {
+  fill_all(self, draw, "random_from_to_kernel_cpu", [&]<typename T>() {
+    return [range, first](const philox::Words& w, int64_t /*i*/) {
+      const auto drawn = philox::below(range, w[0], w[1]) + static_cast<uint64_t>(first);
+      return static_cast<T>(static_cast<int64_t>(drawn));
+    };
+  });
+}
+
+thread_local Draw current_draw;
+
+// PyTorch's checks of the bounds, and its range for each type.
+template <typename>
+struct FromTo {
+  void operator()(
+      at::TensorIteratorBase& iter, uint64_t range, int64_t from, auto&& /*none*/) const {
+    integers(iter.tensor(0), current_draw, range, from);
+  }
+  void operator()(at::TensorIteratorBase& iter, auto&& /*none*/) const {
+    integers(iter.tensor(0), current_draw, 0, 0);
+  }
+};
+
+template <template <typename> class Kernel>
+void from_to(at::Tensor self, int64_t from, std::optional<int64_t> to) {
+  templates::random_from_to_impl<Kernel, void>(self, from, to, std::nullopt);
+}
+
+// [0, the largest value], or all integers that a float holds exactly.
+void whole_range(const at::Tensor& self, const Draw& draw) {
+  fill_all(self, draw, "random_kernel_cpu", [&]<typename T>() {
+    uint64_t last = 1;
+    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
+      last = static_cast<uint64_t>(std::numeric_limits<T>::max());
+    } else if constexpr (!std::is_same_v<T, bool>) {
+      last = uint64_t{1} << std::numeric_limits<T>::digits;
+    }
+    return [last](const philox::Words& w, int64_t /*i*/) {
+      return static_cast<T>(static_cast<int64_t>(philox::below(last + 1, w[0], w[1])));
+    };
+  });
+}
+
+// --- the table ---
+
+using Fill = void (*)(const at::Tensor&, const Draw&, double, double);
+
+// The tensor, `kCount` numbers and the draw are on the stack; the tensor stays.
+template <Fill kFill, int kCount>
+void run_fill(c10::Stack& stack, const Draw& draw) {
+  const auto self = stack[0].toTensor();
+  if (self.numel() > 0) {
+    kFill(self, draw, number(stack[1]), kCount > 1 ? number(stack[2]) : 0.0);
+  }
+  stack = {self};
+}
+
+template <typename Body>
+void keep_first(c10::Stack& stack, const Body& body) {
+  const auto self = stack[0].toTensor();
+  body(self);
+  stack = {self};
+}
+
+void no_check(c10::ArrayRef<c10::IValue> /*given*/) {}
+
+std::optional<int64_t> optional_int(const c10::IValue& value) {
+  return value.isNone() ? std::nullopt : std::optional(value.toInt());
+}
+
+const std::map<std::string, PortableKernel>& kernels() {
+  static const auto* table = new std::map<std::string, PortableKernel>{
+      {"aten::uniform_", {&check_uniform, &run_fill<&uniform, 2>}},
+      {"aten::normal_", {&check_normal, &run_fill<&normal, 2>}},
+      {"aten::log_normal_", {&check_log_normal, &run_fill<&log_normal, 2>}},
+      {"aten::exponential_", {&check_exponential, &run_fill<&exponential, 1>}},
+      {"aten::cauchy_", {&check_cauchy, &run_fill<&cauchy, 2>}},
+      {"aten::geometric_", {&check_geometric, &run_fill<&geometric, 1>}},
+      {"aten::bernoulli_.float", {&check_bernoulli, &run_fill<&bernoulli, 1>}},
+      {"aten::bernoulli_.Tensor",
+       {&no_check,
+        [](c10::Stack& stack, const Draw& draw) {
+          const auto chances = stack[1].toTensor();
+          keep_first(stack, [&](const at::Tensor& self) { bernoulli_tensor(self, draw, chances); });
+        }}},
+      {"aten::random_",
+       {&no_check,
+        [](c10::Stack& stack, const Draw& draw) {
+          keep_first(stack, [&](const at::Tensor& self) { whole_range(self, draw); });
+        }}},
+      {"aten::random_.to",
+       {[](c10::ArrayRef<c10::IValue> given) {
+          from_to<Nothing>(self_of(given), 0, given[1].toInt());
+        },
+        [](c10::Stack& stack, const Draw& draw) {
+          current_draw = draw;
+          const auto to = stack[1].toInt();
+          keep_first(stack, [&](const at::Tensor& self) { from_to<FromTo>(self, 0, to); });
+        }}},
+      {"aten::random_.from",
+       {[](c10::ArrayRef<c10::IValue> given) {
+          from_to<Nothing>(self_of(given), given[1].toInt(), optional_int(given[2]));
+        },
+        [](c10::Stack& stack, const Draw& draw) {
+          current_draw = draw;
+          const auto from = stack[1].toInt();
+          const auto to = optional_int(stack[2]);
+          keep_first(stack, [&](const at::Tensor& self) { from_to<FromTo>(self, from, to); });
+        }}},
+  };
+  return *table;
+}
+
+}  // namespace
+
+const PortableKernel* portable_kernel(const std::string& name) {
+  const auto found = kernels().find(name);
+  return found == kernels().end() ? nullptr : &found->second;
+}
+
+}  // namespace tiny

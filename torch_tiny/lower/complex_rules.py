@@ -1,0 +1,463 @@
+"""Operators on complex tensors: what is linear takes the parts one by one, the rest is written."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_tiny.lower import creation, elementwise, index, matmul, movement, reduce
+from torch_tiny.lower.arithmetic import absolute
+from torch_tiny.lower.complex_math import FUNCTIONS, any_nan, choose, filled, is_zero, power
+from torch_tiny.lower.complex_value import (
+    PARTS,
+    Complex,
+    as_complex,
+    part_dtype,
+    promoted,
+)
+from torch_tiny.lower.promote import Lifted, NoLowering, Number, Operand, as_uop, cast
+from torch_tiny.lower.tools import DTYPES, Results, Rule, broadcast, cut, pad, wrap_dims
+from torch_tiny.uops import DType, UOp, call, dtypes
+from torch_tiny.views import int_shape
+
+ComplexResults = tuple[UOp | Complex | None, ...]
+ComplexRule = Callable[..., UOp | Complex | ComplexResults]
+Given = Operand | Complex
+
+
+# --- the real rule for each part ---
+
+
+def _by_parts(rule: Rule, *values: int) -> ComplexRule:
+    """`values`: the arguments that may be real, and have an imaginary part of 0 then."""
+
+    def apply(*args: Any) -> Complex | ComplexResults:
+        part = _part_of(args)
+        given = [as_complex(a, part) if i in values else a for i, a in enumerate(args)]
+        re, im = (rule(*_picked(given, which)) for which in ("re", "im"))
+        if isinstance(re, UOp) and isinstance(im, UOp):
+            return Complex(re, im)
+        return tuple(_joined(a, b) for a, b in zip(_several(re), _several(im), strict=True))
+
+    return apply
+
+
+def _part_of(args: Sequence[Any]) -> DType:
+    """The dtype of the parts: what is asked for, or that of the tensors."""
+    for arg in args:
+        if isinstance(arg, torch.dtype):
+            return DTYPES[PARTS.get(arg, arg)]
+    tensors = [x for a in args for x in (a if isinstance(a, list | tuple) else (a,))]
+    return part_dtype(*(x for x in tensors if isinstance(x, UOp | Complex)))
+
+
+def _picked(value: Any, which: str) -> Any:
+    if isinstance(value, list | tuple):
+        return [_picked(item, which) for item in value]
+    if isinstance(value, Complex):
+        return getattr(value, which)
+    if isinstance(value, torch.dtype):
+        return PARTS.get(value, value)
+    return value
+
+
+def _several(value: UOp | Results) -> Results:
+    return (value,) if isinstance(value, UOp) else value
+
+
+def _joined(re: UOp | None, im: UOp | None) -> Complex | None:
+    return None if re is None or im is None else Complex(re, im)
+
+
+# --- elementwise ---
+
+
+def _function(name: str) -> ComplexRule:
+    function = FUNCTIONS[name]
+    return lambda z: _rounded(function(*promoted(z)), z)
+
+
+def _rounded(z: Complex, *like: Given) -> Complex:
+    part = part_dtype(*like)
+    return z.each(lambda x: cast(x, part))
+
+
+def _binary(function: Callable[[Complex, Complex], Complex]) -> ComplexRule:
+    return lambda a, b: _rounded(function(*promoted(a, b)), a, b)
+
+
+def _scaled(function: Callable[[Complex, Complex], Complex]) -> ComplexRule:
+    def rule(a: Given, b: Given, alpha: Given) -> Complex:
+        x, y, factor = promoted(a, b, _as_number(alpha))
+        plain = not isinstance(alpha, Complex | Lifted) and alpha == 1
+        return _rounded(function(x, y if plain else factor * y), a, b)
+
+    return rule
+
+
+def _as_number(x: Given) -> Given:
+    """A number beside tensors; never what decides the dtype."""
+    return x if isinstance(x, Complex) else Lifted(as_uop(x, dtypes.float64), float)
+
+
+def _power(a: Given, b: Given) -> Complex:
+    if not isinstance(b, UOp | Complex | Lifted) and b == 2:
+        return _rounded(FUNCTIONS["square"](*promoted(a)), a)
+    return _rounded(power(*promoted(a, b)), a, b)
+
+
+def _divide(a: Given, b: Given, rounding: str | None = None) -> Complex:
+    if rounding is not None:
+        raise NoLowering("complex numbers are not rounded")
+    x, y = promoted(a, b)
+    return _rounded(x / y if isinstance(b, Complex) else Complex(x.re / y.re, x.im / y.re), a, b)
+
+
+def _equal(a: Given, b: Given) -> UOp:
+    x, y = promoted(a, b)
+    return x.re.eq(y.re) & x.im.eq(y.im)
+
+
+def _truth(x: Operand | Complex) -> UOp:
+    if isinstance(x, Complex):
+        return is_zero(x).logical_not()
+    return as_uop(x, dtypes.bool)
+
+
+def _abs(z: Complex) -> UOp:
+    return cast(promoted(z)[0].abs(), z.re.dtype)
+
+
+def _angle(z: Complex) -> UOp:
+    return cast(promoted(z)[0].angle(), z.re.dtype)
+
+
+def _where(condition: UOp, yes: Given, no: Given) -> Complex:
+    part = part_dtype(yes, no)
+    return choose(cast(condition, dtypes.bool), as_complex(yes, part), as_complex(no, part))
+
+
+def _masked_fill(x: Complex, mask: UOp, value: Given) -> Complex:
+    return choose(mask, as_complex(value, x.re.dtype), x)
+
+
+def _addcmul(x: Given, a: Given, b: Given, value: Given) -> Complex:
+    p, q, r, factor = promoted(x, a, b, _as_number(value))
+    return _rounded(p + factor * q * r, x, a, b)
+
+
+def _addcdiv(x: Given, a: Given, b: Given, value: Given) -> Complex:
+    p, q, r, factor = promoted(x, a, b, _as_number(value))
+    return _rounded(p + factor * q / r, x, a, b)
+
+
+def _lerp(start: Given, end: Given, weight: Given) -> Complex:
+    a, b, w = promoted(start, end, weight)
+    near = a + w * (b - a)
+    far = b - (b - a) * (filled(w, 1.0) - w)
+    return _rounded(choose(w.abs() < 0.5, near, far), start, end)
+
+
+def _complex(re: UOp, im: UOp) -> Complex:
+    both = broadcast(re, im)
+    return Complex(both[0], both[1])
+
+
+def _polar(size: UOp, angle: UOp) -> Complex:
+    return Complex(size * call("cos", angle), size * call("sin", angle))
+
+
+# --- conversions and creation ---
+
+
+def _to_copy(x: UOp | Complex, dtype: torch.dtype | None, *_: Any) -> UOp | Complex:
+    if dtype is None:
+        return x
+    if dtype in PARTS:
+        return as_complex(x, DTYPES[PARTS[dtype]])
+    return cast(x.re if isinstance(x, Complex) else x, DTYPES[dtype])
+
+
+def _copy(x: UOp | Complex, source: Given) -> UOp | Complex:
+    if isinstance(x, Complex):
+        return as_complex(source, x.re.dtype).each(lambda p: p.expand(x.shape))
+    return cast(source.re if isinstance(source, Complex) else as_uop(source, x.dtype),
+                x.dtype).expand(x.shape)  # fmt: skip
+
+
+def _created(name: str, *values: int) -> ComplexRule:
+    """A tensor of numbers: real ones have an imaginary part of 0."""
+    rule = creation.TABLE[name]
+
+    def apply(*args: Any) -> UOp | Complex | ComplexResults:
+        asked = [a for a in args if isinstance(a, torch.dtype)]
+        if asked and not asked[0].is_complex:
+            return rule(*(a.re if isinstance(a, Complex) else a for a in args))
+        if values:
+            return _by_parts(rule, *values)(*args)
+        re = rule(*_picked(args, "re"))
+        assert isinstance(re, UOp)
+        return Complex(re, re.const_like(0))
+
+    return apply
+
+
+def _as_real(z: Complex) -> UOp:
+    return movement.stack([z.re, z.im], -1)
+
+
+def _as_complex_view(x: UOp) -> Complex:
+    last = x.ndim - 1
+    return Complex(cut(x, last, 0, 1).squeeze(last), cut(x, last, 1, 2).squeeze(last))
+
+
+def _cat(tensors: Sequence[UOp | Complex], dim: int = 0) -> Complex:
+    part = part_dtype(*tensors)
+    whole = [as_complex(t, part) for t in tensors]
+    join = movement.concatenate
+    return Complex(join([t.re for t in whole], dim), join([t.im for t in whole], dim))
+
+
+def _stack(tensors: Sequence[UOp | Complex], dim: int = 0) -> Complex:
+    part = part_dtype(*tensors)
+    whole = [as_complex(t, part) for t in tensors]
+    join = movement.stack
+    return Complex(join([t.re for t in whole], dim), join([t.im for t in whole], dim))
+
+
+# --- products and reductions ---
+
+
+def _product(rule: Rule) -> ComplexRule:
+    """What is linear in both arguments."""
+
+    def apply(a: Complex, b: Complex) -> Complex:
+        part = part_dtype(a, b)
+        x, y = as_complex(a, part), as_complex(b, part)
+
+        def of(p: UOp, q: UOp) -> UOp:
+            result = rule(p, q)
+            assert isinstance(result, UOp)
+            return result
+
+        return Complex(of(x.re, y.re) - of(x.im, y.im), of(x.re, y.im) + of(x.im, y.re))
+
+    return apply
+
+
+def _added(product: Rule) -> ComplexRule:
+    """beta*x + alpha*product; a beta of 0 ignores x, NaN and all."""
+
+    def apply(x: Given, a: Complex, b: Complex, beta: Given, alpha: Given) -> Complex:
+        found = _product(product)(a, b)
+        assert isinstance(found, Complex)
+        scaled = found * as_complex(alpha, found.re.dtype)
+        if not isinstance(beta, Lifted | Complex) and beta == 0:
+            return scaled
+        part = found.re.dtype
+        return as_complex(x, part) * as_complex(beta, part) + scaled
+
+    return apply
+
+
+def _outer(a: UOp, b: UOp) -> UOp:
+    return a.unsqueeze(1) * b
+
+
+def _batch_sum(a: UOp, b: UOp) -> UOp:
+    return matmul.matmul(a, b).sum((0,))
+
+
+def _vdot(a: Complex, b: Complex) -> Complex:
+    result = _product(matmul.TABLE["dot"])(a.conj(), b)
+    assert isinstance(result, Complex)
+    return result
+
+
+def _prod(
+    x: Given, dims: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> Complex:
+    """Pairs, and pairs of pairs."""
+    part = _part_of((dtype,)) if dtype is not None else part_dtype(x)
+    z = as_complex(x, part)
+    shape = int_shape(z.re)
+    for dim in wrap_dims(dims, z.ndim):
+        while (n := z.shape[dim]) > 1:
+            around = [(0, n % 2) if d == dim else (0, 0) for d in range(z.ndim)]
+            even = Complex(pad(z.re, around, 1.0), pad(z.im, around, 0.0))
+            half = (n + n % 2) // 2
+            z = even.each(lambda p, dim=dim, half=half: cut(p, dim, 0, half)) * even.each(  # type: ignore[misc]
+                lambda p, dim=dim, half=half: cut(p, dim, half, 2 * half)  # type: ignore[misc]
+            )
+    over = wrap_dims(dims, z.ndim)
+    kept = tuple(1 if d in over else n for d, n in enumerate(shape) if keepdim or d not in over)
+    return z.each(lambda p: p.reshape(kept))
+
+
+def _variance(name: str) -> ComplexRule:
+    rule = reduce.TABLE[name]
+
+    def apply(z: Complex, *rest: Any) -> UOp:
+        re, im = rule(z.re, *rest), rule(z.im, *rest)
+        assert isinstance(re, UOp) and isinstance(im, UOp)
+        return re + im
+
+    return apply
+
+
+def _deviation(name: str) -> ComplexRule:
+    variance = _variance(name.replace("std", "var"))
+
+    def apply(z: Complex, *rest: Any) -> UOp:
+        found = variance(z, *rest)
+        assert isinstance(found, UOp)
+        return call("sqrt", found)
+
+    return apply
+
+
+def _with_mean(spread: ComplexRule, mean: str) -> ComplexRule:
+    """The variance or deviation, and the mean."""
+
+    def apply(z: Complex, dims: Any, correction: Any, keepdim: bool) -> ComplexResults:
+        middle = _by_parts(reduce.TABLE[mean])(z, dims, keepdim, None)
+        found = spread(z, dims, correction, keepdim)
+        assert isinstance(found, UOp) and isinstance(middle, Complex)
+        return found, middle
+
+    return apply
+
+
+def _index_add(x: Complex, dim: int, at: UOp, source: Complex, alpha: Given) -> Complex:
+    scaled = source * as_complex(alpha, source.re.dtype)
+    result = _by_parts(index.TABLE["index_add"])(x, dim, at, scaled, 1)
+    assert isinstance(result, Complex)
+    return result
+
+
+def _of_size(name: str) -> ComplexRule:
+    """What only depends on absolute values."""
+    rule = reduce.TABLE[name]
+    return lambda z, *rest: rule(_abs(z), *_picked(rest, "re"))
+
+
+def _of_truth(name: str) -> ComplexRule:
+    rule = reduce.TABLE[name]
+    return lambda z, *rest: rule(_truth(z), *rest)
+
+
+def _infinite(z: Complex) -> UOp:
+    return absolute(z.re).eq(math.inf) | absolute(z.im).eq(math.inf)
+
+
+def _nan_to_num(z: Complex, *bounds: Number | None) -> Complex:
+    re, im = (elementwise.TABLE["nan_to_num"](p, *bounds) for p in (z.re, z.im))
+    assert isinstance(re, UOp) and isinstance(im, UOp)
+    return Complex(re, im)
+
+
+def _nansum(z: Complex, dims: Any, keepdim: bool, dtype: torch.dtype | None) -> ComplexResults:
+    kept = choose(any_nan(z), filled(z, 0.0), z)
+    result = _by_parts(reduce.TABLE["sum.dim_IntList"])(kept, dims, keepdim, dtype)
+    assert isinstance(result, Complex)
+    return (result,)
+
+
+# Not of the parts one by one: their numbers are fill values, or they look at memory.
+_NOT_BY_PARTS = {"constant_pad_nd", "cat", "stack", "view.dtype", "view_copy.dtype"}
+_INDEXED = """
+    index_select gather take index.Tensor _unsafe_index.Tensor scatter.src scatter_add index_put
+    _index_put_impl _unsafe_index_put index_copy put embedding embedding_dense_backward
+"""
+
+TABLE: dict[str, ComplexRule] = {
+    **{n: _by_parts(rule) for n, rule in movement.TABLE.items() if n not in _NOT_BY_PARTS},
+    **{name: _by_parts(index.TABLE[name]) for name in _INDEXED.split()},
+    **{name: _by_parts(reduce.TABLE[name], 0) for name in ("sum", "sum.dim_IntList", "cumsum")},
+    **{name: _by_parts(reduce.TABLE[name], 0) for name in ("mean", "mean.dim")},
+    "nansum": _nansum,
+    "constant_pad_nd": _by_parts(movement.TABLE["constant_pad_nd"], 2),
+    "scatter.value": _by_parts(index.TABLE["scatter.value"], 3),
+    "index_fill.int_Scalar": _by_parts(index.TABLE["index_fill.int_Scalar"], 3),
+    "index_fill.int_Tensor": _by_parts(index.TABLE["index_fill.int_Tensor"], 3),
+    "cat": _cat,
+    "stack": _stack,
+    **{name: _function(name) for name in FUNCTIONS},
+    "abs": _abs,
+    "angle": _angle,
+    "isinf": _infinite,
+    "isnan": any_nan,
+    "nan_to_num": _nan_to_num,
+    **{f"{name}.{kind}": _scaled(function) for kind in ("Tensor", "Scalar") for name, function in (
+        ("add", lambda a, b: a + b), ("sub", lambda a, b: a - b), ("rsub", lambda a, b: b - a),
+    )},
+    "rsub.Tensor": lambda a, b, alpha: _scaled(lambda x, y: x - y)(b, a, alpha),
+    "rsub.Scalar": lambda a, b, alpha: _scaled(lambda x, y: x - y)(b, a, alpha),
+    **dict.fromkeys(("mul.Tensor", "mul.Scalar"), _binary(lambda a, b: a * b)),
+    **dict.fromkeys(("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode"), _divide),
+    **dict.fromkeys(("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar"), _power),
+    "eq.Tensor": _equal,
+    "eq.Scalar": _equal,
+    "ne.Tensor": lambda a, b: _equal(a, b).logical_not(),
+    "ne.Scalar": lambda a, b: _equal(a, b).logical_not(),
+    "logical_not": lambda a: _truth(a).logical_not(),
+    "logical_and": lambda a, b: _truth(a) & _truth(b),
+    "logical_or": lambda a, b: _truth(a) | _truth(b),
+    "logical_xor": lambda a, b: _truth(a) ^ _truth(b),
+    **{f"where.{kind}": _where for kind in ("self", "ScalarOther", "ScalarSelf", "Scalar")},
+    "masked_fill.Scalar": _masked_fill,
+    "masked_fill.Tensor": _masked_fill,
+    "fill.Scalar": _copy,
+    "fill.Tensor": _copy,
+    "zero": lambda x: filled(x, 0.0),
+    "addcmul": _addcmul,
+    "addcdiv": _addcdiv,
+    "lerp.Scalar": _lerp,
+    "lerp.Tensor": _lerp,
+    "complex": _complex,
+    "polar": _polar,
+    **dict.fromkeys(("_conj", "_conj_physical", "conj_physical"), lambda z: z.conj()),
+    "_neg_view": lambda z: -z,
+    "view_as_real": _as_real,
+    "view_as_complex": _as_complex_view,
+    "real": lambda z: z.re,
+    "imag": lambda z: z.im,
+    "_to_copy": _to_copy,
+    "copy": lambda x, source, _: _copy(x, source),
+    "_copy_from": lambda source, x, _: _copy(x, source),
+    **dict.fromkeys(("clone", "contiguous", "alias", "detach", "lift_fresh"), lambda z, *_: z),
+    **{name: _created(name) for name in (
+        "zeros", "ones", "_efficientzerotensor", "zeros_like", "ones_like", "new_zeros",
+        "new_ones", "eye", "eye.m",
+    )},
+    **{name: _created(name, place) for name, place in (
+        ("full", 1), ("full_like", 1), ("new_full", 2), ("scalar_tensor", 0),
+    )},
+    "linspace": _created("linspace", 0, 1),
+    "mm": _product(matmul.TABLE["mm"]),
+    "bmm": _product(matmul.TABLE["bmm"]),
+    "mv": _product(matmul.TABLE["mv"]),
+    "dot": _product(matmul.TABLE["dot"]),
+    "vdot": _vdot,
+    "addmm": _added(matmul.TABLE["mm"]),
+    "baddbmm": _added(matmul.TABLE["bmm"]),
+    "addbmm": _added(_batch_sum),
+    "addmv": _added(matmul.TABLE["mv"]),
+    "addr": _added(_outer),
+    "prod": lambda x, dtype: _prod(x, None, False, dtype),
+    "prod.dim_int": _prod,
+    **{n: _variance(n) for n in ("var", "var.dim", "var.correction")},
+    **{n: _deviation(n) for n in ("std", "std.dim", "std.correction")},
+    "var_mean.correction": _with_mean(_variance("var.correction"), "mean.dim"),
+    "std_mean.correction": _with_mean(_deviation("std.correction"), "mean.dim"),
+    "index_add": _index_add,
+    **{name: _of_size(name) for name in (
+        "linalg_vector_norm", "norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype",
+        "norm.ScalarOpt_dtype",
+    )},
+    **{name: _of_truth(name) for name in (
+        "any", "any.dim", "any.dims", "all", "all.dim", "all.dims", "count_nonzero",
+        "count_nonzero.dim_IntList",
+    )},
+}  # fmt: skip

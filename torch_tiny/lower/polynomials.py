@@ -1,0 +1,125 @@
+"""Orthogonal polynomials of a degree that comes with the data, by their recurrences.
+
+As the CPU computes them, up to a degree of 64; the Chebyshev ones beyond it inside [-1, 1] too.
+"""
+
+from collections.abc import Callable
+
+from torch_tiny.lower.arithmetic import absolute, less_equal
+from torch_tiny.lower.conditions import require
+from torch_tiny.lower.promote import elementwise_float
+from torch_tiny.lower.tools import Rule, full_like
+from torch_tiny.uops import UOp, call
+
+_MOST = 64
+Step = Callable[[UOp, UOp, UOp, float], UOp]
+"""x, the last one, the one before, and its degree."""
+Edge = Callable[[UOp, UOp, UOp], UOp]
+"""x, the degree, whether it is even: the value where |x| is 1."""
+
+
+def _recurrence(x: UOp, degree: UOp, first: UOp, step: Step) -> UOp:
+    before, last = full_like(x, 1.0), first
+    result = degree.eq(0).where(before, last)
+    for k in range(1, _MOST):
+        before, last = last, step(x, last, before, float(k))
+        result = (degree > float(k)).where(last, result)
+    return (degree < 0).where(full_like(x, 0.0), result)
+
+
+def _plain(first: Callable[[UOp], UOp], step: Step, edge: Edge | None = None) -> Rule:
+    def rule(x: UOp, n: UOp) -> UOp:
+        degree = call("trunc", n)
+        require(less_equal(degree, full_like(degree, float(_MOST))))
+        result = _recurrence(x, degree, first(x), step)
+        return result if edge is None else _with_edge(result, x, degree, edge)
+
+    return lambda x, n: elementwise_float(rule, x, n)
+
+
+def _with_edge(result: UOp, x: UOp, degree: UOp, edge: Edge) -> UOp:
+    on_edge = absolute(x).eq(1.0) & (degree >= 0)
+    return on_edge.where(edge(x, degree, _is_even(degree)), result)
+
+
+def _is_even(degree: UOp) -> UOp:
+    return call("fmod", degree, full_like(degree, 2.0)).eq(0)
+
+
+def _chebyshev(first: Callable[[UOp], UOp], edge: Edge, wave: Callable[[UOp, UOp], UOp],
+               shifted: bool) -> Rule:  # fmt: skip
+    """`wave`: the closed form of the angle whose cosine is x, used for higher degrees."""
+
+    def rule(x: UOp, n: UOp) -> UOp:
+        degree = call("trunc", n)
+        z = x * 2.0 - 1.0 if shifted else x
+        inside = absolute(z) < 1.0
+        require(inside | less_equal(degree, full_like(degree, float(_MOST))))
+        result = _recurrence(z, degree, first(z), lambda x, q, p, _: x * 2.0 * q - p)
+        angle = call("acos", z)
+        result = (inside & (degree > 6.0)).where(wave(angle, degree), result)
+        return _with_edge(result, z, degree, edge)
+
+    return lambda x, n: elementwise_float(rule, x, n)
+
+
+def _sign(x: UOp, even: UOp) -> UOp:
+    return ((x > 0) | even).where(full_like(x, 1.0), full_like(x, -1.0))
+
+
+def _sine_ratio(angle: UOp, degree: UOp) -> UOp:
+    return call("sin", (degree + 1.0) * angle) / call("sin", angle)
+
+
+def _half_cosines(angle: UOp, degree: UOp) -> UOp:
+    return call("cos", (degree + 0.5) * angle) / call("cos", angle * 0.5)
+
+
+def _half_sines(angle: UOp, degree: UOp) -> UOp:
+    return call("sin", (degree + 0.5) * angle) / call("sin", angle * 0.5)
+
+
+def _odd_degree(x: UOp, degree: UOp, even: UOp) -> UOp:
+    """2n+1 on the left, with its sign; 1 on the right."""
+    many = degree * 2.0 + 1.0
+    return (x > 0).where(full_like(x, 1.0), even.where(many, -many))
+
+
+def _odd_degree_right(x: UOp, degree: UOp, even: UOp) -> UOp:
+    return (x > 0).where(degree * 2.0 + 1.0, _sign(x, even))
+
+
+_CHEBYSHEV: dict[str, tuple[Callable[[UOp], UOp], Edge, Callable[[UOp, UOp], UOp]]] = {
+    "t": (lambda x: x, lambda x, _, even: _sign(x, even), lambda a, n: call("cos", n * a)),
+    "u": (lambda x: x * 2.0, lambda x, n, even: _sign(x, even) * (n + 1.0), _sine_ratio),
+    "v": (lambda x: x * 2.0 - 1.0, _odd_degree, _half_cosines),
+    "w": (lambda x: x * 2.0 + 1.0, _odd_degree_right, _half_sines),
+}
+
+TABLE: dict[str, Rule] = {
+    "special_hermite_polynomial_h": _plain(
+        lambda x: x * 2.0, lambda x, q, p, k: x * 2.0 * q - p * (2.0 * k)
+    ),
+    "special_hermite_polynomial_he": _plain(lambda x: x, lambda x, q, p, k: x * q - p * k),
+    "special_laguerre_polynomial_l": _plain(
+        lambda x: 1.0 - x,
+        lambda x, q, p, k: ((2.0 * k + 1.0 - x) * q - p * k) / (k + 1.0),
+    ),
+    "special_legendre_polynomial_p": _plain(
+        lambda x: x,
+        lambda x, q, p, k: (x * (2.0 * k + 1.0) * q - p * k) / (k + 1.0),
+        lambda x, _, even: _sign(x, even),
+    ),
+    **{
+        f"special_{shift}chebyshev_polynomial_{kind}": _chebyshev(*how, bool(shift))
+        for shift in ("", "shifted_")
+        for kind, how in _CHEBYSHEV.items()
+    },
+}
+TABLE.update(
+    {
+        f"{name}.{overload}": rule
+        for name, rule in list(TABLE.items())
+        for overload in ("x_scalar", "n_scalar")
+    }
+)

@@ -1,0 +1,138 @@
+"""Random operators where a call was given seed and offset of the portable stream.
+
+The tensors are filled as csrc/portable_random.cpp does, bit by bit.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch_tiny.lower.conditions import require
+from torch_tiny.lower.philox import (
+    Words,
+    below,
+    cauchy,
+    exp,
+    exponential,
+    negative_log,
+    normal,
+    uniform,
+    words,
+)
+from torch_tiny.lower.promote import (
+    HALVES,
+    NoLowering,
+    Number,
+    as_uop,
+    cast,
+    is_float,
+    math_dtype,
+)
+from torch_tiny.lower.tools import Rule
+from torch_tiny.uops import DType, UOp, call, dtypes
+from torch_tiny.views import int_shape
+
+_F32, _F64, _I64 = dtypes.float32, dtypes.float64, dtypes.int64
+
+
+def _drawn(numbers: Any, target: UOp) -> Words:
+    if not isinstance(numbers, list):
+        raise NoLowering("its numbers are those of the memory's own device")
+    return words(int_shape(target), numbers)
+
+
+def _scaled(
+    standard: Callable[[Words, DType], UOp], after: Callable[[UOp], UOp] | None = None
+) -> Rule:
+    """standard * scale + shift"""
+
+    def rule(self: UOp, shift: Number, scale: Number, numbers: Any) -> UOp:
+        if not is_float(self.dtype):
+            raise NoLowering("only floats")
+        wide = math_dtype(self.dtype)
+        drawn = standard(_drawn(numbers, self), wide)
+        result = drawn * as_uop(scale, wide) + as_uop(shift, wide)
+        return cast(after(result) if after else result, self.dtype)
+
+    return rule
+
+
+def _uniform_rule(self: UOp, low: Number, high: Number, numbers: Any) -> UOp:
+    if not is_float(self.dtype):
+        raise NoLowering("only floats")
+    wide = math_dtype(self.dtype)
+    start, end = as_uop(low, wide), as_uop(high, wide)
+    drawn = uniform(_drawn(numbers, self), self.dtype)
+    return cast(drawn * call("sub", end, start) + start, self.dtype)
+
+
+def _exponential_rule(self: UOp, rate: Number, numbers: Any) -> UOp:
+    if not is_float(self.dtype):
+        raise NoLowering("only floats")
+    wide = math_dtype(self.dtype)
+    return cast(exponential(_drawn(numbers, self), wide) / as_uop(rate, wide), self.dtype)
+
+
+def _geometric_rule(self: UOp, p: Number, numbers: Any) -> UOp:
+    wide = _F64 if self.dtype == _F64 else _F32
+    unit = negative_log(call("sub", UOp.const(1.0, _F64), as_uop(p, _F64)))
+    trials = exponential(_drawn(numbers, self), wide) / cast(unit, wide)
+    return cast(call("ceil", trials), self.dtype)
+
+
+def _bernoulli_rule(self: UOp, p: Number | UOp, numbers: Any) -> UOp:
+    w = _drawn(numbers, self)
+    if not isinstance(p, UOp):
+        return cast(uniform(w, _F32) < as_uop(p, _F32), self.dtype)
+    require((p >= 0) & (p <= 1))
+    wide = _F64 if p.dtype == _F64 else _F32
+    return cast(uniform(w, wide) < cast(p, wide).expand(int_shape(self)), self.dtype)
+
+
+_DIGITS = {dtypes.float16: 11, dtypes.bfloat16: 8, _F32: 24, _F64: 53}
+
+
+def _random_rule(self: UOp, numbers: Any) -> UOp:
+    return _integers(self, 0, _last(self.dtype) + 1, numbers)
+
+
+def _random_to_rule(self: UOp, to: int, numbers: Any) -> UOp:
+    return _random_from_rule(self, 0, to, numbers)
+
+
+def _random_from_rule(self: UOp, first: int, to: int | None, numbers: Any) -> UOp:
+    if to is None and first == -(1 << 63):
+        return _integers(self, 0, 1 << 64, numbers)
+    end = _last(self.dtype) + 1 if to is None else to
+    if is_float(self.dtype) and max(abs(first), abs(end)) > 1 << _DIGITS[self.dtype]:
+        raise NoLowering("bounds that the type does not hold exactly")
+    return _integers(self, first, end - first, numbers)
+
+
+def _last(dtype: DType) -> int:
+    if dtype == dtypes.bool:
+        return 1
+    return 1 << _DIGITS[dtype] if is_float(dtype) else int(dtype.max)
+
+
+def _integers(self: UOp, first: int, range_: int, numbers: Any) -> UOp:
+    drawn = below(range_, _drawn(numbers, self)).cast(_I64)
+    if first:
+        drawn = drawn + UOp.const(first, _I64)
+    if self.dtype in HALVES:
+        return cast(drawn.cast(_F32), self.dtype)
+    return cast(drawn, self.dtype)
+
+
+TABLE: dict[str, Rule] = {
+    "uniform_": _uniform_rule,
+    "normal_": _scaled(normal),
+    "log_normal_": _scaled(normal, exp),
+    "cauchy_": _scaled(cauchy),
+    "exponential_": _exponential_rule,
+    "geometric_": _geometric_rule,
+    "bernoulli_.float": _bernoulli_rule,
+    "bernoulli_.Tensor": _bernoulli_rule,
+    "random_": _random_rule,
+    "random_.to": _random_to_rule,
+    "random_.from": _random_from_rule,
+}

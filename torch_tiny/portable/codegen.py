@@ -1,0 +1,170 @@
+"""From the final values of a region's buffers to kernels of a portable device, as text.
+
+What a region writes goes to new buffers, which take the place of the old ones afterwards: no kernel
+has to mind who still reads the old content, and a region that must not run leaves no trace.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from torch_tiny.engine.codegen import SETTINGS, renumbered, scheduled
+from torch_tiny.engine.codegen_loops import cut_reductions
+from torch_tiny.engine.codegen_nest import Nest
+from torch_tiny.engine.codegen_routine import RoutineStep
+from torch_tiny.engine.cuda import without_repetition
+from torch_tiny.graph import Buffer
+from torch_tiny.lower.promote import NoLowering
+from torch_tiny.lower.tools import DTYPES
+from torch_tiny.portable.kind import Kind, Opened
+from torch_tiny.uops import Context, UOp, buffer_param, dtypes, substituted
+from torch_tiny.uops.device import Source, narrowed, render
+
+_MOST_PIECES = 256
+_LEAST_LENGTH = 1024  # of a piece of a reduction
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    source: str
+    buffers: tuple[int, ...]
+    """What its parameters are, see Places."""
+    groups: tuple[int, ...]
+    threads: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    kernels: tuple[Kernel, ...]
+    temporaries: tuple[int, ...]
+    """Bytes of each."""
+    copies: tuple[tuple[int, int], ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Numbers of buffers in kernels: of a region's buffer i, of its new content, of numbers.
+
+    -1-k is temporary k. The buffer after the region's last is the guard's answer.
+    """
+
+    count: int
+
+    @property
+    def guard(self) -> int:
+        return self.new(self.count)
+
+    def new(self, i: int) -> int:
+        return self.count + 1 + i
+
+    def numbers(self, dtype: torch.dtype) -> int:
+        return 2 * (self.count + 1) + _NUMBERS.index(dtype)
+
+    def is_old(self, number: int) -> bool:
+        return 0 <= number < self.count
+
+    def dtype_of_numbers(self, number: int) -> torch.dtype | None:
+        k = number - 2 * (self.count + 1)
+        return _NUMBERS[k] if k >= 0 else None
+
+
+_NUMBERS = tuple(DTYPES)
+
+
+def number_dtype(kind: Kind, dtype: torch.dtype) -> torch.dtype:
+    """The type in which a number that came with a call reaches the kernels."""
+    return torch.float32 if dtype in kind.lacks else dtype
+
+
+def generate(
+    kind: Kind, opened: Opened, buffers: Sequence[Buffer], outputs: Mapping[int, UOp]
+) -> Program:
+    """Kernels for `buffers[i] = outputs[i]`, built once to see that the device takes them."""
+    places = Places(len(buffers))
+    values = _with_numbers(kind, buffers, outputs, places)
+    typed = [(DTYPES[number_dtype(kind, b.dtype)], b.size) for b in buffers]
+    typed.append((dtypes.bool, 1))
+    with Context(**SETTINGS):  # type: ignore[no-untyped-call]
+        nests, arguments = scheduled(typed, values, False, opened.most_buffers)
+        new = arguments.temporary
+        if any(isinstance(step, RoutineStep) for step in nests):
+            raise NoLowering(f"{kind.name} has no factorizations")
+        apart = [
+            n for nest in nests if isinstance(nest, Nest) for n in without_repetition(nest, new)
+        ]
+        cut = [n for nest in apart for n in cut_reductions(nest, new, _pieces)]
+        lowered = [_lowered(kind, opened, nest) for nest in cut]
+    temporaries: dict[int, int] = {}
+    sizes: list[int] = []
+    kernels = []
+    for (source, slots), nest in zip(lowered, cut, strict=True):
+        uses = []
+        params = {u.arg.slot: u for u in nest.sink().toposort() if u.op.name == "PARAM"}
+        for slot in (slots[k] for k in source.slots):
+            number = arguments.numbers[slot]
+            if number is None:
+                if slot not in temporaries:
+                    temporaries[slot] = -1 - len(sizes)
+                    param = params[slot]
+                    sizes.append(param.max_numel() * param.dtype.itemsize)
+                number = temporaries[slot]
+            uses.append(number)
+        threads = source.group or (1, 1, 1)
+        kernels.append(Kernel(source.name, source.text, tuple(uses), source.launch, threads))
+    text = "\n".join(kernel.source for kernel in kernels)
+    return Program(tuple(kernels), tuple(sizes), source=text)
+
+
+def _with_numbers(
+    kind: Kind, buffers: Sequence[Buffer], outputs: Mapping[int, UOp], places: Places
+) -> dict[int, UOp]:
+    """Numbers of one type share a buffer: there may be few buffers, and one upload is enough."""
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    for i, buffer in enumerate(buffers):
+        if buffer.slot is None:
+            by_dtype.setdefault(number_dtype(kind, buffer.dtype), []).append(i)
+    values = list(outputs.values())
+    if torch.float64 in kind.lacks:
+        values = narrowed(values)
+    shared: dict[UOp, UOp] = {}
+    for dtype, numbers in by_dtype.items():
+        pack = buffer_param(places.numbers(dtype), DTYPES[dtype], len(numbers))
+        for k, i in enumerate(numbers):
+            shared[buffer_param(i, DTYPES[dtype], 1)] = pack.shrink(((k, k + 1),))
+    return {i: substituted(v, shared) for i, v in zip(outputs, values, strict=True)}
+
+
+def _pieces(nest: Nest, length: int) -> int:
+    if nest.size > _MOST_PIECES:
+        return 1
+    return max(1, min(_MOST_PIECES, length // _LEAST_LENGTH))
+
+
+def _lowered(kind: Kind, opened: Opened, nest: Nest) -> tuple[Source, tuple[int, ...]]:
+    plain, slots = renumbered(nest.sink())
+    found = _rendered.get((kind.name, plain))
+    if found is None:
+        source = render(plain, opened.renderer, "k", kind.template)
+        found = Source(**{**vars(source), "text": kind.finish(source.text)})
+        built(opened, found.name, found.text, len(found.slots))
+        if len(_rendered) >= _MOST_RENDERED:
+            _rendered.clear()
+        _rendered[kind.name, plain] = found
+    return found, slots
+
+
+_MOST_RENDERED = 4096
+_rendered: dict[tuple[str, UOp], Source] = {}
+
+
+def built(opened: Opened, name: str, text: str, buffers: int) -> object:
+    """A kernel of the device, made once per text."""
+    kernels: dict[str, object] = opened.__dict__.setdefault("kernels", {})
+    if text not in kernels:
+        if len(kernels) >= _MOST_RENDERED:
+            kernels.clear()
+        kernels[text] = opened.build(name, text, buffers)
+    return kernels[text]

@@ -1,0 +1,185 @@
+"""Serves the core on portable devices: memory, compiling at first sight, running, warnings."""
+
+import os
+import sys
+import threading
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_tiny import _C
+from torch_tiny.engine import uop
+from torch_tiny.engine.cache import PlanFiles, key_of
+from torch_tiny.engine.settings import from_environment
+from torch_tiny.portable.kind import Kind, Opened, find_kind
+from torch_tiny.portable.memory import Memory
+from torch_tiny.trace import SCALAR_TYPE_NUMBERS
+
+_PATIENCE = 2.0  # seconds of compiling before the user is told
+
+
+class FallbackWarning(UserWarning):
+    """An operator runs on the host since the device has no kernel for it."""
+
+
+@dataclass
+class _Device:
+    kind: Kind
+    index: int
+    """Among the devices of its kind."""
+    opened: Opened
+    memory: Memory
+    programs: dict[int, Any] = field(default_factory=dict)
+
+
+class Engine:
+    """One per process; the core calls its methods, with the GIL and one at a time per device."""
+
+    def __init__(self, names: dict[int, str]) -> None:
+        self._names = names
+        self._devices: dict[int, _Device] = {}
+        self._next = 1
+        self.counts = uop.Counts()
+        settings = from_environment()
+        self._files = None if settings.cache is None else PlanFiles(settings.cache)
+
+    # Memory and running, for the core
+
+    def upload(self, device: int, buffer: int, data: memoryview) -> int:
+        self._free()
+        return self._device(device).memory.upload(buffer, data)
+
+    def download(self, device: int, buffer: int, data: memoryview) -> None:
+        self._device(device).memory.download(buffer, data)
+
+    def run(
+        self, device: int, program: int, buffers: list[int], numbers: list[bytes]
+    ) -> list[int] | None:
+        self._free()
+        made: list[int] | None = self._device(device).programs[program].run(buffers, numbers)
+        return made
+
+    def wait(self, device: int) -> None:
+        if device in self._devices:
+            self._devices[device].opened.wait()
+        self._free()
+
+    def warn(self, device: int, op: str, where: str) -> None:
+        why = self.counts.not_lowered.get(op, "its result depends on data")
+        name = self._names[device]
+        text = f"{op} runs on the CPU, with copies from and to {name} ({why})"
+        file, _, line = where.rpartition(":")
+        if line.isdigit():
+            warnings.warn_explicit(text, FallbackWarning, file, int(line))
+        else:
+            warnings.warn_explicit(f"{text}, in {where}", FallbackWarning, "torch_tiny", 1)
+
+    # Compiling
+
+    def compile(self, device: int, plan: int, trace: str) -> str:
+        """What cannot be compiled stays a call on the host."""
+        try:
+            self._compile(device, plan, trace)
+        except Exception as error:
+            self.counts.failures += 1
+            self.counts.last_failure = f"{type(error).__name__}: {error}"
+        return self.counts.last_failure
+
+    def _compile(self, device: int, plan: int, trace: str) -> None:
+        here = self._device(device)
+        key = key_of(trace, True, self._names[device], 1)
+        found = None if self._files is None else self._files.load(key)
+        if found is not None:
+            made = found[0]
+            self.counts.cache_hits += 1
+        else:
+            made = self._made(here, trace)
+            if self._files is not None:
+                self._files.store(key, made, b"")
+        self.counts.not_lowered.update(made["not_lowered"])
+        if made["regions"]:
+            regions = [self._installed(here, region) for region in made["regions"]]
+            _C.install(device, plan, "", made["steps"], regions)
+
+    def _made(self, here: _Device, trace: str) -> dict[str, Any]:
+        from torch_tiny.engine.compile import compile_trace
+        from torch_tiny.portable.target import Portable
+
+        begin = time.monotonic()
+        late = threading.Timer(_PATIENCE, _tell, [f"compiling for {here.kind.name} ..."])
+        late.daemon = True
+        late.start()
+        try:
+            target = Portable(here.kind, here.opened)
+            made = compile_trace(trace, Path(os.devnull), True, target)
+        finally:
+            late.cancel()
+            seconds = time.monotonic() - begin
+            self.counts.seconds_compiling += seconds
+        self.counts.compiles += 1
+        if seconds > _PATIENCE:
+            kernels = sum(len(region["kernels"]) for region in made.regions)
+            _tell(f"compiled {kernels} kernels for {here.kind.name} in {seconds:.1f} s")
+        return vars(made)
+
+    def _installed(self, here: _Device, region: dict[str, Any]) -> dict[str, Any]:
+        from torch_tiny.portable.run import Region
+
+        number, self._next = self._next, self._next + 1
+        here.programs[number] = Region(here.kind, here.opened, here.memory, region)
+        return {**region, "portable": number, "kernels": [], "guard": []}
+
+    def _device(self, device: int) -> _Device:
+        if device not in self._devices:
+            name, _, index = self._names[device].partition(":")
+            kind = find_kind(name)
+            opened = kind.open(int(index or 0))
+            self._devices[device] = _Device(kind, int(index or 0), opened, Memory(opened))
+        return self._devices[device]
+
+    def _free(self) -> None:
+        buffers, programs = _C.dropped()
+        for here in self._devices.values():
+            here.memory.free(buffers)
+            for number in programs:
+                if number in here.programs:
+                    here.programs.pop(number).drop()
+
+
+engine: Engine | None = None
+
+
+def install() -> None:
+    """Serve the core, if there is a portable device. Nothing is opened before it is used."""
+    global engine
+    names = {i: _C.device_host(i) for i in range(_C.device_count()) if _C.is_portable(i)}
+    if not names:
+        return
+    engine = Engine(names)
+    _C.set_portable(engine)
+    _C.set_compile_portable(engine.compile)
+    _C.refuse_fallbacks(_refuses())
+    for index, name in names.items():
+        kind = find_kind(name.partition(":")[0])
+        numbers = [SCALAR_TYPE_NUMBERS.get(dtype, _COMPLEX.get(dtype, -1)) for dtype in kind.lacks]
+        _C.set_missing_types(index, numbers, kind.advice)
+
+
+_COMPLEX = {torch.complex64: 9, torch.complex128: 10}  # c10's numbers
+
+_CHOICES = ("warn", "error")
+
+
+def _refuses() -> bool:
+    given = os.environ.get("TORCH_TINY_FALLBACK", "warn")
+    if given not in _CHOICES:
+        raise ValueError(f"TORCH_TINY_FALLBACK={given!r} is not known; choose from {_CHOICES}")
+    return given == "error"
+
+
+def _tell(text: str) -> None:
+    print(f"torch_tiny: {text}", file=sys.stderr, flush=True)

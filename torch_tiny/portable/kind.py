@@ -1,0 +1,126 @@
+"""What a kind of portable device has to say of itself. Each kind is a file in kinds/."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_tiny.lower.promote import NoLowering
+from torch_tiny.uops import DType
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel on its buffers."""
+
+    kernel: Any
+    buffers: Sequence[Any]
+    groups: Sequence[int]
+    threads: Sequence[int]
+
+
+class Opened:
+    """A device in use. Memory and kernels are tinygrad's; a kind may do better."""
+
+    most_buffers = 0
+    """How many buffers a kernel may have; 0 for no limit."""
+
+    def __init__(self, name: str) -> None:
+        from torch_tiny.uops import device
+
+        self.device = device.open_device(name)
+        self.renderer = self.device.renderer
+
+    def allocate(self, nbytes: int) -> Any:
+        return self.device.allocator.alloc(max(nbytes, 4))
+
+    def free(self, memory: Any, nbytes: int) -> None:
+        self.device.allocator.free(memory, max(nbytes, 4))
+
+    def copy_in(self, memory: Any, data: memoryview) -> None:
+        # Some devices read it later, and it is the host's to change.
+        self.device.allocator._copyin(memory, memoryview(bytearray(data)))
+
+    def copy_out(self, data: memoryview, memory: Any) -> None:
+        self.device.synchronize()
+        self.device.allocator._copyout(data, memory)
+
+    def build(self, name: str, text: str, buffers: int) -> Any:
+        """A kernel from its text; raises what the device's compiler says."""
+        from torch_tiny.uops import device
+
+        return device.program(self.device, name, text, buffers)
+
+    def run(self, launches: Sequence[Launch]) -> None:
+        """Kernels one after the other."""
+        for one in launches:
+            one.kernel(*one.buffers, global_size=one.groups, local_size=one.threads)
+
+    def wait(self) -> None:
+        self.device.synchronize()
+
+
+class Kind:
+    """A kind of device, before any is opened."""
+
+    name: str
+    """As in TORCH_TINY_DEVICES, and of the file."""
+    device: str
+    """tinygrad's name."""
+    lacks: tuple[torch.dtype, ...] = ()
+    advice: str = ""
+    """What to do about the types that are missing."""
+    functions: Mapping[str, str] = {}
+    """Float operators as text of the kernel language."""
+
+    def why_not(self) -> str | None:
+        """What is missing to use it here and how to get it; None if nothing is known to be."""
+        return None
+
+    def open(self, index: int) -> Opened:
+        return Opened(self.device if index == 0 else f"{self.device}:{index}")
+
+    def template(self, name: str, dtype: DType) -> str:  # noqa: ARG002
+        """The text of a float operator on {0} and {1}."""
+        if name not in self.functions:
+            raise NoLowering(f"{self.name} has no {name}")
+        return self.functions[name]
+
+    def finish(self, text: str) -> str:
+        """A kernel with what its functions need."""
+        return text
+
+
+def find_kind(name: str) -> Kind:
+    """The kind of a name; hosts.portable_kinds has them all."""
+    kind: Kind = importlib.import_module(f"torch_tiny.portable.kinds.{name}").KIND
+    return kind
+
+
+# --- C-like languages ---
+
+_UNARY = (
+    *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "cos", "cosh", "erf"),
+    *("erfc", "exp", "exp10", "exp2", "expm1", "fabs", "floor", "lgamma", "log", "log10", "log1p"),
+    *("log2", "logb", "rint", "round", "sin", "sinh", "sqrt", "tan", "tanh", "tgamma", "trunc"),
+)
+_BINARY = ("atan2", "copysign", "fdim", "fmod", "hypot", "nextafter", "pow", "remainder")
+
+C_FUNCTIONS: dict[str, str] = {
+    "add": "({0}+{1})",
+    "sub": "({0}-{1})",
+    "mul": "({0}*{1})",
+    "div": "({0}/{1})",
+    "neg": "(-{0})",
+    "reciprocal": "(1/{0})",
+    "maximum": "(({0} < {1}) || ({1} != {1}) ? {1} : {0})",
+    "minimum": "(({1} < {0}) || ({1} != {1}) ? {1} : {0})",
+    "fmax": "(({0} < {1}) || ({0} != {0}) ? {1} : {0})",
+    "fmin": "(({1} < {0}) || ({0} != {0}) ? {1} : {0})",
+    "nearbyint": "rint({0})",
+    **{name: f"{name}({{0}})" for name in _UNARY},
+    **{name: f"{name}({{0}}, {{1}})" for name in _BINARY},
+}
+"""What C and OpenCL C have by these names."""

@@ -1,0 +1,52 @@
+"""OpenCL: GPUs of all makers, and CPUs through PoCL."""
+
+import ctypes.util
+from collections.abc import Sequence
+from typing import Any
+
+from torch_tiny.portable.kind import C_FUNCTIONS, Kind, Launch, Opened
+from torch_tiny.uops import DType, dtypes
+
+_HEAD = "#pragma OPENCL FP_CONTRACT OFF\n"  # a*b+c is rounded twice, as on the CPU
+
+
+class _Opened(Opened):
+    def build(self, name: str, text: str, buffers: int) -> Any:  # noqa: ARG002
+        from torch_tiny.uops.opencl import Kernel
+
+        return Kernel(self.device, name, text)
+
+    def run(self, launches: Sequence[Launch]) -> None:
+        for one in launches:
+            one.kernel(one.buffers, one.groups, one.threads)
+
+
+class OpenCl(Kind):
+    name = "cl"
+    device = "CL"
+    functions = C_FUNCTIONS
+
+    def why_not(self) -> str | None:
+        if ctypes.util.find_library("OpenCL") is None:
+            return (
+                "no libOpenCL was found: install a driver, or PoCL for the CPU "
+                "(Debian: apt install pocl-opencl-icd ocl-icd-libopencl1)"
+            )
+        return None
+
+    def open(self, index: int) -> Opened:
+        return _Opened(self.device if index == 0 else f"{self.device}:{index}")
+
+    def template(self, name: str, dtype: DType) -> str:
+        if name == "largest_nan":
+            nan = "as_float(0x7fffffff)"
+            if dtype == dtypes.float64:
+                nan = "as_double(0x7fffffffffffffffl)"
+            return f"({{0}} != {{0}} ? {nan} : {{0}})"
+        return super().template(name, dtype)
+
+    def finish(self, text: str) -> str:
+        return _HEAD + text
+
+
+KIND = OpenCl()

@@ -1,0 +1,91 @@
+"""WebGPU, through Dawn: any GPU with Vulkan, Metal or D3D12, and CPUs through a software Vulkan."""
+
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_tiny.lower.promote import NoLowering
+from torch_tiny.portable import wgsl
+from torch_tiny.portable.kind import Kind, Launch, Opened
+from torch_tiny.uops import DType
+
+
+class _Opened(Opened):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        from torch_tiny.uops import webgpu
+
+        self._runner = webgpu.Runner(self.device)
+        self.most_buffers = webgpu.most_buffers(self.device)
+
+    def build(self, name: str, text: str, buffers: int) -> Any:
+        from torch_tiny.uops.webgpu import Pipeline
+
+        return Pipeline(self.device, name, text, buffers)
+
+    def run(self, launches: Sequence[Launch]) -> None:
+        self._runner.run([(one.kernel, one.buffers, one.groups) for one in launches])
+
+
+class WebGpu(Kind):
+    name = "webgpu"
+    device = "WEBGPU"
+    lacks = (torch.float64, torch.complex128)
+    advice = (
+        "make the tensor in float32 (dtype=torch.float32, or .float() before .to), or on the CPU"
+    )
+
+    def why_not(self) -> str | None:
+        if "WEBGPU_PATH" not in os.environ and _dawn() is None:
+            return "Dawn was not found: pip install dawn-python==0.3.0, or set WEBGPU_PATH"
+        return None
+
+    def open(self, index: int) -> Opened:
+        if index:
+            raise ValueError("WebGPU has one device: webgpu")
+        path = _dawn()
+        if path is not None:
+            os.environ.setdefault("WEBGPU_PATH", str(path))
+        if sys.platform == "linux":  # without a Vulkan driver Dawn would answer with garbage
+            os.environ.setdefault("WEBGPU_BACKEND", "WGPUBackendType_Vulkan")
+        try:
+            return _Opened(self.device)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"no WebGPU device could be opened ({error}): install a Vulkan driver "
+                "(Debian: mesa-vulkan-drivers, version 25 or newer; `make devices` does)"
+            ) from error
+
+    def template(self, name: str, dtype: DType) -> str:  # noqa: ARG002
+        text = wgsl.template(name)
+        if text is None:
+            raise NoLowering(f"webgpu has no {name}")
+        return text
+
+    def finish(self, text: str) -> str:
+        head, uniform, rest = text.partition("var<uniform> INFINITY : f32;\n")
+        return f"{head}{uniform}{wgsl.needed(text)}\n{rest}"
+
+
+def _dawn() -> Path | None:
+    """The library in PyPI's dawn-python."""
+    found = importlib.util.find_spec("pydawn")
+    if found is None or found.origin is None:
+        return None
+    machine = {"arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+    names = {
+        "linux": f"libwebgpu_dawn_{machine}.so",
+        "darwin": f"libwebgpu_dawn_{platform.machine()}.dylib",
+        "win32": "libwebgpu_dawn.dll",
+    }
+    path = Path(found.origin).parent / "lib" / names.get(sys.platform, "")
+    return path if path.is_file() else None
+
+
+KIND = WebGpu()

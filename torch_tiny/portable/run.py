@@ -1,0 +1,124 @@
+"""Runs the compiled regions of a portable device."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_tiny.portable.codegen import Places, built, number_dtype
+from torch_tiny.portable.kind import Kind, Launch, Opened
+from torch_tiny.portable.memory import Memory
+
+
+@dataclass
+class _Step:
+    kernel: Any
+    buffers: list[int]
+    groups: Sequence[int]
+    threads: Sequence[int]
+
+
+class Region:
+    """A compiled region on its device."""
+
+    def __init__(self, kind: Kind, opened: Opened, memory: Memory, given: dict[str, Any]) -> None:
+        self._opened = opened
+        self._memory = memory
+        self._places = Places(len(given["buffers"]))
+        self._temporaries: list[int] = given["temporaries"]
+        self._kernels = [self._step(kernel) for kernel in given["kernels"]]
+        self._guard = [self._step(kernel) for kernel in given["guard"]]
+        self._slots = [i for i, buffer in enumerate(given["buffers"]) if "slot" in buffer]
+        self._written = [i for i in self._slots if given["buffers"][i]["written"]]
+        self._sizes = {i: given["buffers"][i]["nbytes"] for i in self._written}
+        self._numbers: dict[torch.dtype, list[tuple[int, str]]] = {}
+        position = 0
+        for buffer in given["buffers"]:
+            if "slot" not in buffer:
+                dtype = getattr(torch, buffer["dtype"])
+                home = self._numbers.setdefault(number_dtype(kind, dtype), [])
+                home.append((position, _FORMATS[dtype]))
+                position += 1
+        self._packed: dict[torch.dtype, tuple[bytes, int]] = {}
+
+    def run(self, buffers: Sequence[int], numbers: Sequence[bytes]) -> list[int] | None:
+        """The new content of what it writes; None if a call would raise."""
+        home = dict(zip(self._slots, buffers, strict=True))
+        for dtype, given in self._numbers.items():
+            home[self._places.numbers(dtype)] = self._pack(dtype, given, numbers)
+        made = [self._memory.allocate(nbytes) for nbytes in self._temporaries]
+        for k, temporary in enumerate(made):
+            home[-1 - k] = temporary
+        new: list[int] = []
+        try:
+            if self._guard and not self._holds(home):
+                return None
+            new = [self._memory.allocate(self._sizes[i]) for i in self._written]
+            home |= {self._places.new(i): n for i, n in zip(self._written, new, strict=True)}
+            self._launch(self._kernels, home)
+        except BaseException:
+            self._memory.free(new)
+            raise
+        finally:
+            self._memory.free(made)
+        return new
+
+    def drop(self) -> None:
+        self._memory.free(number for _, number in self._packed.values())
+
+    def _holds(self, home: dict[int, int]) -> bool:
+        answer = self._memory.allocate(4)
+        try:
+            self._launch(self._guard, home | {self._places.guard: answer})
+            data = bytearray(1)
+            self._memory.download(answer, memoryview(data))
+            return bool(data[0])
+        finally:
+            self._memory.free([answer])
+
+    def _launch(self, steps: Sequence[_Step], home: dict[int, int]) -> None:
+        self._opened.run(
+            [
+                Launch(s.kernel, [self._memory[home[b]] for b in s.buffers], s.groups, s.threads)
+                for s in steps
+            ]
+        )
+
+    def _step(self, given: dict[str, Any]) -> _Step:
+        kernel = built(self._opened, given["name"], given["source"], len(given["buffers"]))
+        return _Step(kernel, given["buffers"], given["groups"], given["threads"])
+
+    def _pack(
+        self, dtype: torch.dtype, given: list[tuple[int, str]], numbers: Sequence[bytes]
+    ) -> int:
+        """Numbers that are the same as last time are there already."""
+        values = [struct.unpack(form, numbers[i])[0] for i, form in given]
+        data = struct.pack(f"={len(values)}{_FORMATS[dtype][1]}", *_fitting(dtype, values))
+        before, number = self._packed.get(dtype, (b"", 0))
+        if data != before:
+            number = self._memory.upload(number, memoryview(data))
+            self._packed[dtype] = (data, number)
+        return number
+
+
+_FORMATS = {
+    torch.bool: "=?",
+    torch.uint8: "=B",
+    torch.int8: "=b",
+    torch.int16: "=h",
+    torch.int32: "=i",
+    torch.int64: "=q",
+    torch.float16: "=e",
+    torch.bfloat16: "=H",
+    torch.float32: "=f",
+    torch.float64: "=d",
+}
+
+
+def _fitting(dtype: torch.dtype, values: list[Any]) -> list[Any]:
+    """float32 of a number that is too large for it is infinite, which struct does not know."""
+    if dtype != torch.float32:
+        return values
+    return [float(torch.tensor(value, dtype=torch.float32)) for value in values]

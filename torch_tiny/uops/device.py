@@ -1,0 +1,236 @@
+"""A device that tinygrad drives: its memory, and its kernels from loops to source text."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from tinygrad.codegen import (
+    ReduceContext,
+    build_range_map,
+    devectorizer2,
+    ew_devectorizer,
+    expander2,
+    line_rewrite,
+    pm_add_loads,
+    pm_add_local_buffers,
+    pm_cast_float_alu,
+    pm_casted_consts,
+    pm_expand_broadcast,
+    pm_implicit_barriers,
+    pm_linearize_cleanups,
+    pm_reduce_local,
+)
+from tinygrad.codegen.decomp.dtype import pm_dtype_decomps
+from tinygrad.codegen.decomp.op import get_late_rewrite_patterns, get_simplifying_rewrite_patterns
+from tinygrad.codegen.gpudims import pm_add_gpudims
+from tinygrad.codegen.late.coalesce import (
+    indexing_simplify,
+    memory_coalescing,
+    pm_simplify_add_image,
+)
+from tinygrad.codegen.late.linearizer import (
+    CFGContext,
+    linearize,
+    pm_add_control_flow,
+    pm_split_ends,
+)
+from tinygrad.codegen.opt.postrange import apply_opts
+from tinygrad.codegen.simplify import (
+    pm_flatten_range,
+    pm_load_collapse,
+    pm_reduce_unparented,
+    pm_simplify_ranges,
+    pm_split_ranges,
+)
+from tinygrad.device import Device, TinyELF
+from tinygrad.schedule.rangeify import pm_mops
+from tinygrad.uop.movement import mop_cleanup
+from tinygrad.uop.ops import KernelInfo, ProgramInfo
+from tinygrad.uop.symbolic import (
+    pm_move_where_on_load,
+    pm_remove_invalid,
+    sym,
+    symbolic,
+    symbolic_simple,
+)
+from tinygrad.uop.weak import pm_cast_weak, pm_commit_weak, pm_lower_index_dtype
+
+from torch_tiny.uops import (
+    DType,
+    Ops,
+    PatternMatcher,
+    Renderer,
+    UOp,
+    UPat,
+    buffer_param,
+    called_name,
+    dtypes,
+    graph_rewrite,
+    move_gates,
+)
+
+__all__ = ["Source", "narrowed", "open_device", "program", "render"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kernel as text. Its parameters are PARAMs `slots`, in this order."""
+
+    name: str
+    text: str
+    slots: tuple[int, ...]
+    launch: tuple[int, ...]
+    group: tuple[int, ...] | None
+    calls: frozenset[str]
+    """Names of the sealed operators that it calls."""
+
+
+def open_device(name: str) -> Any:
+    """tinygrad's device; raises what it raises where there is none."""
+    return Device[name]
+
+
+def program(device: Any, name: str, text: str, buffers: int) -> Any:
+    """What runs a kernel: program(*opaque_buffers, global_size=..., local_size=...)."""
+    signature = tuple((None, i, dtypes.uint8, (1,)) for i in range(buffers))
+    code = device.compiler.compile(text)
+    return device.runtime(TinyELF(code, name, device.renderer.target, signature))
+
+
+def render(
+    sink: UOp, renderer: Renderer, name: str, template: Callable[[str, DType], str]
+) -> Source:
+    """From loops around a store to source text, as tinygrad does it but for the float operators.
+
+    template: the text of a sealed operator, such as "({0}+{1})".
+    """
+    opening = _Opening(template)
+    sink = _lowered(sink.replace(arg=KernelInfo(name=name)), renderer, opening)
+    info = ProgramInfo.from_sink(sink, renderer.target)
+    uops = line_rewrite(linearize(sink), pm_linearize_cleanups)
+    text = renderer.render(uops)
+    slots = tuple(u.arg.slot for u in uops if u.op is Ops.PARAM)
+    launch, group = info.launch_dims({})
+    return Source(info.function_name, text, slots, launch, group, frozenset(opening.calls))
+
+
+def narrowed(values: Sequence[UOp]) -> list[UOp]:
+    """The same with float32 in place of float64, for devices that have none."""
+    new: dict[UOp, UOp] = {}
+    sink = UOp.sink(*values)
+    for u in sink.toposort():
+        src = tuple(new[s] for s in u.src)
+        new[u] = _narrow(u, src) if u.dtype == dtypes.float64 else u.replace(src=src)
+    return list(new[sink].src)
+
+
+# --- how it is done ---
+
+
+@dataclass
+class _Opening:
+    template: Callable[[str, DType], str]
+    calls: set[str] = field(default_factory=set)
+
+
+def _open(ctx: _Opening, u: UOp) -> UOp | None:
+    called = called_name(u)
+    if called is None:
+        return None
+    ctx.calls.add(called)
+    return UOp(Ops.CUSTOM, u.dtype, u.src[:2], ctx.template(called, u.dtype))
+
+
+_opened = PatternMatcher([(UPat(Ops.MULACC, name="u"), _open)])
+
+
+def _narrow(u: UOp, src: tuple[UOp, ...]) -> UOp:
+    if u.op is Ops.CONST:
+        return cast(UOp, UOp.const(u.arg, dtypes.float32))
+    if u.op is Ops.CAST:
+        return src[0].cast(dtypes.float32)
+    if u.op is Ops.PARAM:
+        return buffer_param(u.arg.slot, dtypes.float32, u.max_numel())
+    return UOp(u.op, dtypes.float32, src, u.arg)
+
+
+# Division of 64 bits as a call: tinygrad's emulation is a text of 64 steps, compiled for minutes.
+_DIVISIONS = {
+    (Ops.CDIV, dtypes.int64): "tt_div",
+    (Ops.CMOD, dtypes.int64): "tt_mod",
+    (Ops.CDIV, dtypes.uint64): "tt_udiv",
+    (Ops.CMOD, dtypes.uint64): "tt_umod",
+}
+
+
+def _divide(u: UOp) -> UOp:
+    name = _DIVISIONS[u.op, u.dtype]
+    words = tuple(
+        (x >> shift if shift else x).cast(dtypes.uint32) for x in u.src for shift in (0, 32)
+    )
+    low, high = (
+        UOp(Ops.CUSTOM, dtypes.uint32, words, f"{name}({{0}}, {{1}}, {{2}}, {{3}}).{half}")
+        for half in "xy"
+    )
+    return low.cast(u.dtype) | (high.cast(u.dtype) << 32)
+
+
+_long_division = PatternMatcher(
+    [(UPat((Ops.CDIV, Ops.CMOD), (dtypes.int64, dtypes.uint64), name="u"), _divide)]
+)
+
+
+def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
+    """tinygrad's full_rewrite_to_sink, in which sealed operators stay sealed until the end."""
+    sink = graph_rewrite(sink, pm_mops, bottom_up=True)
+    sink = graph_rewrite(sink, pm_load_collapse)
+    sink = graph_rewrite(sink, pm_split_ranges + pm_flatten_range, ctx={})
+    sink = graph_rewrite(sink, sym + pm_flatten_range)
+    sink = graph_rewrite(sink, pm_flatten_range + pm_simplify_ranges, ctx={})
+    sink = apply_opts(sink, renderer)
+    sink = graph_rewrite(
+        sink, sym + pm_move_where_on_load + pm_flatten_range + pm_reduce_unparented
+    )
+    sink = graph_rewrite(sink, expander2, ctx=build_range_map(sink))
+    sink = graph_rewrite(sink, mop_cleanup + pm_reduce_local, ctx=ReduceContext())
+    sink = graph_rewrite(sink, pm_add_local_buffers, ctx=itertools.count(0))
+    sink = _with_threads(sink, renderer)
+    sink = graph_rewrite(sink, symbolic_simple + pm_expand_broadcast + pm_add_loads)
+    sink = graph_rewrite(sink, symbolic_simple + devectorizer2 + indexing_simplify, ctx=renderer)
+    sink = graph_rewrite(sink, sym)
+    sink = memory_coalescing(sink, renderer)
+    passes = symbolic_simple + ew_devectorizer + pm_simplify_add_image
+    sink = graph_rewrite(sink, passes, ctx=({}, renderer), bottom_up=True)
+    sink = graph_rewrite(sink, sym + indexing_simplify)
+    sink = graph_rewrite(sink, symbolic_simple + pm_lower_index_dtype + indexing_simplify, ctx={})
+    sink = graph_rewrite(sink, symbolic)
+    sink = graph_rewrite(sink, pm_cast_float_alu)
+    operators = tuple(renderer.code_for_op)
+    early = symbolic_simple + get_simplifying_rewrite_patterns(operators)
+    late = early + get_late_rewrite_patterns(operators, False)
+    sink = graph_rewrite(sink, early)
+    if dtypes.int64 not in renderer.supported_dtypes():
+        sink = graph_rewrite(sink, _long_division)
+    sink = graph_rewrite(sink, pm_dtype_decomps + pm_commit_weak, ctx=(set(), renderer))
+    sink = graph_rewrite(sink, late, ctx=renderer)
+    sink = graph_rewrite(sink, move_gates)
+    sink = graph_rewrite(sink, _opened, ctx=opening)
+    own = renderer.extra_matcher or PatternMatcher([])
+    final = pm_commit_weak + pm_cast_weak + late + own + pm_split_ends + pm_remove_invalid
+    sink = graph_rewrite(sink, final, ctx=renderer)
+    sink = graph_rewrite(sink, pm_casted_consts, walk=True)
+    sink = graph_rewrite(sink, pm_implicit_barriers)
+    control = CFGContext(sink)
+    return cast(UOp, graph_rewrite(sink, pm_add_control_flow, ctx=control, bottom_up=True))
+
+
+def _with_threads(sink: UOp, renderer: Renderer) -> UOp:
+    """Loops become threads. A kernel with SPECIALs would count as done, and the marks are some."""
+    marks = {
+        u: UOp(Ops.NOOP, u.dtype, (), ("mark", u.arg, u.src))
+        for u in sink.toposort()
+        if u.op is Ops.SPECIAL
+    }
+    sink = graph_rewrite(sink.substitute(marks), pm_add_gpudims, ctx=renderer)
+    return cast(UOp, sink.substitute({to: of for of, to in marks.items()}))

@@ -1,0 +1,61 @@
+"""Building OpenCL C without tinygrad's cache of pickles; PoCL and drivers have their own."""
+
+import ctypes
+from typing import Any
+
+from tinygrad.helpers import to_char_p_p
+from tinygrad.runtime.autogen import opencl
+from tinygrad.runtime.ops_cl import BP_CB
+
+OPTIONS = b"-w"  # warnings would go to the user's terminal
+
+
+class Kernel:
+    """A kernel of OpenCL C on a device of tinygrad's."""
+
+    def __init__(self, device: Any, name: str, text: str) -> None:
+        self._device = device
+        status = ctypes.c_int32()
+        program = opencl.clCreateProgramWithSource(
+            device.context, 1, to_char_p_p([text.encode()]), None, status
+        )
+        _check(status.value)
+        options = ctypes.create_string_buffer(OPTIONS)
+        if opencl.clBuildProgram(program, 1, device.cl_dev, options, BP_CB(), None):
+            raise RuntimeError(f"OpenCL: {_log(device, program)}")
+        self._kernel = opencl.clCreateKernel(program, name.encode(), status)
+        _check(status.value)
+
+    def __call__(self, buffers: Any, launch: Any, group: Any) -> None:
+        for i, buffer in enumerate(buffers):
+            _check(
+                opencl.clSetKernelArg(self._kernel, i, ctypes.sizeof(buffer), ctypes.byref(buffer))
+            )
+        sizes = [n * m for n, m in zip(launch, group, strict=True)]
+        _check(
+            opencl.clEnqueueNDRangeKernel(
+                self._device.queue,
+                self._kernel,
+                len(sizes),
+                None,
+                (ctypes.c_size_t * len(sizes))(*sizes),
+                (ctypes.c_size_t * len(group))(*group),
+                0,
+                None,
+                None,
+            )
+        )
+
+
+def _check(status: int) -> None:
+    if status:
+        raise RuntimeError(f"OpenCL error {status}")
+
+
+def _log(device: Any, program: Any) -> str:
+    size = ctypes.c_size_t()
+    which = opencl.CL_PROGRAM_BUILD_LOG
+    opencl.clGetProgramBuildInfo(program, device.cl_dev, which, 0, None, size)
+    text = ctypes.create_string_buffer(size.value)
+    opencl.clGetProgramBuildInfo(program, device.cl_dev, which, size.value, text, None)
+    return text.value.decode(errors="replace")

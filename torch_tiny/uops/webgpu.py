@@ -1,0 +1,128 @@
+"""Running WGSL: pipelines are made once per kernel, and the kernels of a region are one submit."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from tinygrad.runtime.autogen import webgpu as bindings
+from tinygrad.runtime.ops_webgpu import DeviceCreateComputePipeline, to_wgpu_str
+
+webgpu: Any = bindings  # which have no types
+
+Launch = tuple["Pipeline", Sequence[Any], Sequence[int]]
+"""A kernel, its buffers, and how many groups of threads."""
+
+
+class Pipeline:
+    """A kernel of WGSL on a device of tinygrad's."""
+
+    def __init__(self, device: Any, name: str, text: str, buffers: int) -> None:
+        entries = (webgpu.WGPUBindGroupLayoutEntry * (1 + buffers))(
+            *(_entry(i, "Uniform" if i == 0 else "Storage") for i in range(1 + buffers))
+        )
+        chain = webgpu.WGPUChainedStruct(sType=webgpu.WGPUSType_ShaderSourceWGSL)
+        code = webgpu.WGPUShaderModuleWGSLDescriptor(code=to_wgpu_str(text), chain=chain)
+        following = ctypes.cast(
+            ctypes.pointer(code), ctypes.POINTER(webgpu.struct_WGPUChainedStruct)
+        )
+        with _Checked(device):
+            self.layout = webgpu.wgpuDeviceCreateBindGroupLayout(
+                device.device_res,
+                webgpu.WGPUBindGroupLayoutDescriptor(entryCount=len(entries), entries=entries),
+            )
+            pipelines = webgpu.wgpuDeviceCreatePipelineLayout(
+                device.device_res,
+                webgpu.WGPUPipelineLayoutDescriptor(
+                    bindGroupLayoutCount=1,
+                    bindGroupLayouts=(webgpu.WGPUBindGroupLayout * 1)(self.layout),
+                ),
+            )
+            module = webgpu.wgpuDeviceCreateShaderModule(
+                device.device_res, webgpu.WGPUShaderModuleDescriptor(nextInChain=following)
+            )
+        compute = webgpu.WGPUComputeState(module=module, entryPoint=to_wgpu_str(name))
+        self.pipeline = DeviceCreateComputePipeline(
+            device.device_res,
+            webgpu.WGPUComputePipelineDescriptor(layout=pipelines, compute=compute),
+        )
+
+
+class Runner:
+    """Launches kernels on a device of tinygrad's."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._infinity = device.create_uniform(float("inf"))  # tinygrad's WGSL takes it as input
+
+    def run(self, launches: Sequence[Launch]) -> None:
+        """All of them, in order."""
+        device = self._device
+        groups = []
+        with _Checked(device):
+            encoder = webgpu.wgpuDeviceCreateCommandEncoder(
+                device.device_res, webgpu.WGPUCommandEncoderDescriptor()
+            )
+            compute = webgpu.wgpuCommandEncoderBeginComputePass(
+                encoder, webgpu.WGPUComputePassDescriptor()
+            )
+            for pipeline, buffers, size in launches:
+                group = self._group(pipeline, buffers)
+                groups.append(group)
+                webgpu.wgpuComputePassEncoderSetPipeline(compute, pipeline.pipeline)
+                webgpu.wgpuComputePassEncoderSetBindGroup(compute, 0, group, 0, None)
+                webgpu.wgpuComputePassEncoderDispatchWorkgroups(compute, *size)
+            webgpu.wgpuComputePassEncoderEnd(compute)
+            commands = webgpu.wgpuCommandEncoderFinish(
+                encoder, webgpu.WGPUCommandBufferDescriptor()
+            )
+            webgpu.wgpuQueueSubmit(device.queue, 1, (webgpu.WGPUCommandBuffer * 1)(commands))
+        for group in groups:
+            webgpu.wgpuBindGroupRelease(group)
+        webgpu.wgpuComputePassEncoderRelease(compute)
+        webgpu.wgpuCommandEncoderRelease(encoder)
+        webgpu.wgpuCommandBufferRelease(commands)
+
+    def _group(self, pipeline: Pipeline, buffers: Sequence[Any]) -> Any:
+        entries = (webgpu.WGPUBindGroupEntry * (1 + len(buffers)))(
+            *(
+                webgpu.WGPUBindGroupEntry(
+                    binding=i, buffer=buffer, offset=0, size=webgpu.wgpuBufferGetSize(buffer)
+                )
+                for i, buffer in enumerate((self._infinity, *buffers))
+            )
+        )
+        return webgpu.wgpuDeviceCreateBindGroup(
+            self._device.device_res,
+            webgpu.WGPUBindGroupDescriptor(
+                layout=pipeline.layout, entryCount=len(entries), entries=entries
+            ),
+        )
+
+
+def most_buffers(device: Any) -> int:
+    """How many storage buffers a kernel may have."""
+    limits = webgpu.WGPUSupportedLimits()
+    webgpu.wgpuDeviceGetLimits(device.device_res, limits)
+    return int(limits.limits.maxStorageBuffersPerShaderStage)
+
+
+class _Checked:
+    """Raises what the device finds wrong inside."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        webgpu.wgpuDevicePushErrorScope(self._device.device_res, webgpu.WGPUErrorFilter_Validation)
+
+    def __exit__(self, kind: object, _error: object, _where: object) -> None:
+        error = self._device.pop_error()
+        if error and kind is None:
+            raise RuntimeError(f"WebGPU: {error}")
+
+
+def _entry(number: int, kind: str) -> Any:
+    layout = webgpu.WGPUBufferBindingLayout(type=getattr(webgpu, f"WGPUBufferBindingType_{kind}"))
+    return webgpu.WGPUBindGroupLayoutEntry(
+        binding=number, visibility=webgpu.WGPUShaderStage_Compute, buffer=layout
+    )
