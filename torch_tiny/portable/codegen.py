@@ -4,7 +4,7 @@ What a region writes goes to new buffers, which take the place of the old ones a
 has to mind who still reads the old content, and a region that must not run leaves no trace.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +15,12 @@ from torch_tiny.engine.codegen_nest import Nest
 from torch_tiny.engine.codegen_routine import RoutineStep
 from torch_tiny.engine.cuda import without_repetition
 from torch_tiny.graph import Buffer
+from torch_tiny.linalg.routine import emitted_for_groups
 from torch_tiny.lower.promote import NoLowering
 from torch_tiny.lower.tools import DTYPES
 from torch_tiny.portable.kind import Kind, Opened
-from torch_tiny.uops import Context, UOp, buffer_param, dtypes, substituted
-from torch_tiny.uops.device import Source, narrowed, render
+from torch_tiny.uops import Context, Ops, Routine, UOp, buffer_param, dtypes, substituted
+from torch_tiny.uops.device import Source, narrowed, render, render_list
 
 _MOST_PIECES = 256
 _LEAST_LENGTH = 1024  # of a piece of a reduction
@@ -88,30 +89,29 @@ def generate(
     typed = [(DTYPES[number_dtype(kind, b.dtype)], b.size) for b in buffers]
     typed.append((dtypes.bool, 1))
     with Context(**SETTINGS):  # type: ignore[no-untyped-call]
-        nests, arguments = scheduled(typed, values, False, opened.most_buffers)
-        new = arguments.temporary
-        if any(isinstance(step, RoutineStep) for step in nests):
-            raise NoLowering(f"{kind.name} has no factorizations")
-        apart = [
-            n for nest in nests if isinstance(nest, Nest) for n in without_repetition(nest, new)
-        ]
-        cut = [n for nest in apart for n in cut_reductions(nest, new, _pieces)]
-        lowered = [_lowered(kind, opened, nest) for nest in cut]
+        steps, arguments = scheduled(typed, values, False, opened.most_buffers)
+        lowered: list[_Lowered] = []
+        for step in steps:
+            if isinstance(step, RoutineStep):
+                lowered.append(_routine(kind, opened, step))
+                continue
+            for nest in without_repetition(step, arguments.temporary):
+                cut = cut_reductions(nest, arguments.temporary, _pieces)
+                lowered += [_lowered(kind, opened, one) for one in cut]
     temporaries: dict[int, int] = {}
     sizes: list[int] = []
     kernels = []
-    for (source, slots), nest in zip(lowered, cut, strict=True):
+    for one in lowered:
         uses = []
-        params = {u.arg.slot: u for u in nest.sink().toposort() if u.op.name == "PARAM"}
-        for slot in (slots[k] for k in source.slots):
+        for slot, nbytes in one.uses:
             number = arguments.numbers[slot]
             if number is None:
                 if slot not in temporaries:
                     temporaries[slot] = -1 - len(sizes)
-                    param = params[slot]
-                    sizes.append(param.max_numel() * param.dtype.itemsize)
+                    sizes.append(nbytes)
                 number = temporaries[slot]
             uses.append(number)
+        source = one.source
         threads = source.group or (1, 1, 1)
         kernels.append(Kernel(source.name, source.text, tuple(uses), source.launch, threads))
     text = "\n".join(kernel.source for kernel in kernels)
@@ -143,21 +143,60 @@ def _pieces(nest: Nest, length: int) -> int:
     return max(1, min(_MOST_PIECES, length // _LEAST_LENGTH))
 
 
-def _lowered(kind: Kind, opened: Opened, nest: Nest) -> tuple[Source, tuple[int, ...]]:
-    plain, slots = renumbered(nest.sink())
-    found = _rendered.get((kind.name, plain))
+@dataclass(frozen=True)
+class _Lowered:
+    source: Source
+    uses: tuple[tuple[int, int], ...]
+    """Slot and bytes of each parameter."""
+
+
+def _lowered(kind: Kind, opened: Opened, nest: Nest) -> _Lowered:
+    sink = nest.sink()
+    plain, slots = renumbered(sink)
+    source = _remembered(
+        kind, opened, plain, lambda: render(plain, opened.renderer, "k", kind.template)
+    )
+    params = {u.arg.slot: u for u in sink.toposort() if u.op is Ops.PARAM}
+    used = (params[slots[k]] for k in source.slots)
+    return _Lowered(source, tuple((u.arg.slot, u.max_numel() * u.dtype.itemsize) for u in used))
+
+
+def _routine(kind: Kind, opened: Opened, step: RoutineStep) -> _Lowered:
+    """A group of threads for each matrix."""
+    routine = step.routine
+    if routine.batch > _MOST_GROUPS:
+        raise NoLowering("more matrices than groups of threads")
+
+    def made() -> Source:
+        uops = emitted_for_groups(routine, kind.group_bytes, _THREADS)
+        how = (routine.batch, _THREADS, kind.uniform_load)
+        return render_list(uops, opened.renderer, "k", *how)
+
+    source = _remembered(kind, opened, routine, made)
+    sizes = [routine.batch * size * dtype.itemsize for dtype, size in routine.sizes]
+    return _Lowered(source, tuple(zip(step.slots, sizes, strict=True)))
+
+
+_MOST_GROUPS = 65535
+_THREADS = 32
+
+
+def _remembered(
+    kind: Kind, opened: Opened, what: UOp | Routine, made: Callable[[], Source]
+) -> Source:
+    found = _rendered.get((kind.name, what))
     if found is None:
-        source = render(plain, opened.renderer, "k", kind.template)
+        source = made()
         found = Source(**{**vars(source), "text": kind.finish(source.text)})
         built(opened, found.name, found.text, len(found.slots))
         if len(_rendered) >= _MOST_RENDERED:
             _rendered.clear()
-        _rendered[kind.name, plain] = found
-    return found, slots
+        _rendered[kind.name, what] = found
+    return found
 
 
 _MOST_RENDERED = 4096
-_rendered: dict[tuple[str, UOp], Source] = {}
+_rendered: dict[tuple[str, UOp | Routine], Source] = {}
 
 
 def built(opened: Opened, name: str, text: str, buffers: int) -> object:

@@ -70,7 +70,7 @@ from torch_tiny.uops import (
     move_gates,
 )
 
-__all__ = ["Source", "narrowed", "open_device", "program", "render"]
+__all__ = ["Source", "narrowed", "open_device", "program", "render", "render_list"]
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,43 @@ def render(
     slots = tuple(u.arg.slot for u in uops if u.op is Ops.PARAM)
     launch, group = info.launch_dims({})
     return Source(info.function_name, text, slots, launch, group, frozenset(opening.calls))
+
+
+def render_list(
+    uops: Sequence[UOp], renderer: Renderer, name: str, groups: int, threads: int, uniform: str
+) -> Source:
+    """The text of a kernel that is in order already, in operators that all languages have.
+
+    uniform: the text of a load of {0}, a buffer of one element, that is the same for all threads.
+    """
+    new: dict[UOp, UOp] = {}
+
+    def spelled(u: UOp) -> UOp:
+        if u not in new:
+            src = tuple(spelled(s) for s in u.src) if u.op not in _WHOLE else u.src
+            if u.op is Ops.CONST:
+                new[u] = UOp.cconst(u.arg, u.dtype)
+            elif u.op is Ops.FDIV:
+                new[u] = UOp(Ops.CUSTOM, u.dtype, src, "({0}/{1})")
+            elif u.op is Ops.NEG:
+                new[u] = UOp(Ops.CUSTOM, u.dtype, src, "(-{0})")
+            elif u.op is Ops.CUSTOM:
+                new[u] = u.replace(src=src, arg=uniform)
+            else:
+                new[u] = u.replace(src=src)
+        return new[u]
+
+    listed = [UOp.sink(arg=KernelInfo(name=name))]
+    for u in uops:
+        one = spelled(u)
+        listed += [s for s in one.src if s.op is Ops.CAST and s.src[0].op is Ops.CONST]
+        listed.append(one)
+    text = renderer.render(listed)
+    slots = tuple(u.arg.slot for u in uops if u.op is Ops.PARAM)
+    return Source(name, text, slots, (groups, 1, 1), (threads, 1, 1), frozenset())
+
+
+_WHOLE = (Ops.PARAM, Ops.BUFFER)
 
 
 def narrowed(values: Sequence[UOp]) -> list[UOp]:
