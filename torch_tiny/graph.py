@@ -15,6 +15,7 @@ from torch_tiny.lower.complex_value import (
     write_complex,
 )
 from torch_tiny.lower.conditions import all_hold, noted
+from torch_tiny.lower.layout import first_argument
 from torch_tiny.lower.tools import DTYPES
 from torch_tiny.trace import Call, Tensor, Trace, Value
 from torch_tiny.uops import DType, Ops, UOp, buffer_param
@@ -198,7 +199,9 @@ class _Evaluation:
         return Values(self._buffers, outputs, made, all_hold(conditions), guarded)
 
     def _apply(self, call: Call) -> None:
-        results = lower(call.op, [self._argument(call, arg) for arg in call.args], {})
+        first = call.args[0] if call.args else None
+        with first_argument(first.spec if isinstance(first, Tensor) else None):
+            results = lower(call.op, [self._argument(call, arg) for arg in call.args], {})
         targets = [*call.results, *call.written]
         if len(results) != len(targets):
             raise NoLowering(f"{len(results)} results for {len(targets)} tensors", call.op)

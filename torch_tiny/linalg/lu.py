@@ -29,12 +29,12 @@ def solve(k: Kernel, n: int, columns: int) -> None:
     if columns:
         k.copy(x, k.matrix_in(5, n, columns, True))
     else:
-        with k.loop(0, n) as j, k.each(0, n) as i:
+        with k.grid((0, n), (0, n)) as (i, j):
             x[i, j] = i.differs(j).where(0, k.number(1, work.dtype))
     info = k.scalar(0, dtypes.int32)
-    _factor(k, work, k.argument(2), info, x)
-    substitute(k, work, x, upper=False, unit=True)
-    substitute(k, work, x, upper=True, unit=False)
+    _factor(k, work, k.argument(2), info)
+    k.barrier()
+    _solve(k, work, k.argument(2), x, False)
     k.copy(home, work)
     k.copy(right, x)
     k.argument(3)[0] = info.get()
@@ -48,18 +48,7 @@ def lu_solve(k: Kernel, n: int, columns: int, adjoint: bool) -> None:
     right = k.matrix_in(0, n, columns, False)
     x = k.work_matrix(right)
     k.copy(x, k.matrix_in(3, n, columns, True))
-    pivots = k.argument(2)
-    if adjoint:
-        work = work.transposed()
-        substitute(k, work, x, upper=False, unit=False)
-        substitute(k, work, x, upper=True, unit=True)
-    with k.loop(0, n) as step:
-        row = n - 1 - step if adjoint else step
-        other = pivots[row] - 1
-        _swap(k, x, row, other)
-    if not adjoint:
-        substitute(k, work, x, upper=False, unit=True)
-        substitute(k, work, x, upper=True, unit=False)
+    _solve(k, work, k.argument(2), x, adjoint)
     k.copy(right, x)
 
 
@@ -77,10 +66,8 @@ def permutation(k: Kernel, m: int, count: int) -> None:
         k.barrier()
 
 
-def _factor(
-    k: Kernel, work: Matrix, pivots: Array, info: Scalar, besides: Matrix | None = None
-) -> None:
-    """In place; rows of `besides` are swapped too."""
+def _factor(k: Kernel, work: Matrix, pivots: Array, info: Scalar) -> None:
+    """In place."""
     m, n = work.rows, work.columns
     with k.loop(0, min(m, n)) as j:
         row = k.first_largest((j, m), lambda i: work[i, j].abs(), work.dtype)
@@ -90,13 +77,25 @@ def _factor(
         known = info.get().differs(0)
         info.set((known | usable).where(info.get(), j + 1))
         k.barrier()
-        for matrix in (work, besides):
-            if matrix is not None:
-                _swap(k, matrix, j, row)
+        _swap(k, work, j, row)
         with k.each(j + 1, m) as i:
             mine = work[i, j]
             work[i, j] = usable.where(mine / pivot, mine)
         k.rank_one(work, (j + 1, m), (j + 1, n), lambda i: work[i, j], lambda c: work[j, c])
+
+
+def _solve(k: Kernel, work: Matrix, pivots: Array, x: Matrix, adjoint: bool) -> None:
+    """x becomes the solution."""
+    n = work.rows
+    if adjoint:
+        substitute(k, work.transposed(), x, upper=False, unit=False)
+        substitute(k, work.transposed(), x, upper=True, unit=True)
+    with k.loop(0, n) as step:
+        row = n - 1 - step if adjoint else step
+        _swap(k, x, row, pivots[row] - 1)
+    if not adjoint:
+        substitute(k, work, x, upper=False, unit=True)
+        substitute(k, work, x, upper=True, unit=False)
 
 
 def _swap(k: Kernel, matrix: Matrix, a: Value, b: Value) -> None:

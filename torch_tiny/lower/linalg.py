@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from torch_tiny.linalg.routine import run
 from torch_tiny.lower.conditions import require
+from torch_tiny.lower.layout import is_contiguous
 from torch_tiny.lower.matmul import matmul
 from torch_tiny.lower.promote import Lifted, NoLowering, cast
 from torch_tiny.lower.reduce import product
@@ -47,18 +48,12 @@ _INT = (dtypes.int32, 1)
 def _solve(a: UOp, b: UOp, left: bool, _check: bool = False) -> tuple[UOp, UOp, UOp, UOp]:
     is_vector = _is_vector(a, b)
     right = b.unsqueeze(-1) if is_vector else b
-    if not left and not is_vector:
-        # X A = B is A^T X^T = B^T, but what is factored is A.
-        factors, pivots, info = lu_factor(a)
-        x = lu_solve(factors, pivots, right, False, False)
-        return x, factors, pivots, info
     batch, n, _ = _sizes(a)
-    columns = int_shape(right)[-1]
-    both = _batch(a, right)
-    if 0 in (*a.shape, *right.shape) or both != batch:
+    if not left or 0 in (*a.shape, *right.shape) or _batch(a, right) != batch:
         factors, pivots, info = lu_factor(a)
-        x = lu_solve(factors, pivots, right, True, False)
+        x = lu_solve(factors, pivots, right, left, False)
         return x.squeeze(-1) if is_vector else x, factors, pivots, info
+    columns = int_shape(right)[-1]
     right = right.expand((*batch, n, columns))
     results = [(a.dtype, n * columns), (a.dtype, n * n), (dtypes.int32, n), _INT]
     x, factors, pivots, info = _run("solve", (n, columns), batch, results, [a, right])
@@ -136,13 +131,18 @@ def _cholesky_inverse(factor: UOp, upper: bool) -> UOp:
     return cholesky_solve(_identity(batch, n, n, factor.dtype), factor, upper)
 
 
+def _as_lapack_takes_it(a: UOp) -> UOp:
+    """Without a copy. PyTorch's derivatives know which one was factored."""
+    return a.transpose(-1, -2) if is_contiguous() else a
+
+
 def _det(a: UOp) -> Results:
-    factors, pivots, _ = lu_factor(a)
+    factors, pivots, _ = lu_factor(_as_lapack_takes_it(a))
     return product(_diagonal(factors), -1) * _sign(pivots, a.dtype), factors, pivots
 
 
 def _slogdet(a: UOp) -> Results:
-    factors, pivots, _ = lu_factor(a)
+    factors, pivots, _ = lu_factor(_as_lapack_takes_it(a))
     diagonal = _diagonal(factors)
     one = full(int_shape(diagonal), 1, a.dtype)
     signs = (diagonal < 0).where(-one, diagonal.ne(0).where(one, diagonal * 0))
