@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from tinygrad.tensor import Tensor
 
 __all__ = [
+    "SEALED",
     "AddrSpace",
     "AxisType",
     "Context",
@@ -366,7 +367,7 @@ def _sealed(name: str, dtype: DType, operands: tuple[UOp, ...]) -> UOp:
     return UOp(Ops.MULACC, dtype, (operands[0], operands[-1], mark))
 
 
-_NAMES = {
+SEALED = {
     Ops.ADD: "add",
     Ops.MUL: "mul",
     Ops.SUB: "sub",
@@ -416,7 +417,7 @@ def _seal_one(u: UOp) -> UOp | None:
     if u.dtype in _HALVES:
         wide = UOp(u.op, dtypes.float32, tuple(s.cast(dtypes.float32) for s in u.src), u.arg)
         return wide.cast(u.dtype)
-    name, operands = _NAMES[u.op], u.src
+    name, operands = SEALED[u.op], u.src
     if u.op is Ops.MUL:
         negated = _factor(u, -1.0)
         if negated is not None:
@@ -465,7 +466,7 @@ def _flipped(bits: UOp) -> UOp:
 
 _seal = PatternMatcher(
     [
-        (UPat(tuple(_NAMES), name="u"), _seal_one),
+        (UPat(tuple(SEALED), name="u"), _seal_one),
         (UPat(Ops.REDUCE, name="r"), _seal_reduce),
     ]
 )
