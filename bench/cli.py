@@ -21,7 +21,9 @@ def main() -> int:
     print(f"\n{HEAD}")
     results: list[Result] = []
     for threads in options.threads:
-        settings = Settings(threads, options.rounds, options.seconds, options.apart)
+        settings = Settings(
+            threads, options.rounds, options.seconds, options.apart, not options.steady
+        )
         for workload in chosen:
             met = opponents(about["memory"], options.against, has_optimizer=workload.has_optimizer)
             if not met:
@@ -60,6 +62,7 @@ def _options() -> argparse.Namespace:
         "--seconds", type=float, default=0.5, help="for each side in each round (0.5)"
     )
     parser.add_argument("--apart", action="store_true", help="each side in a process of its own")
+    parser.add_argument("--steady", action="store_true", help="leave out first steps")
     parser.add_argument("--json", type=Path, default=Path("build", "bench.json"))
     parser.add_argument(
         "--check", action="store_true", help="fail if a bar is not met, a failure included"

@@ -58,8 +58,8 @@ class Numbers:
     """What was measured of one workload against one opponent."""
 
     steady: Comparison
-    first_step: Comparison
-    memory: Comparison
+    first_step: Comparison | None
+    memory: Comparison | None
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,8 @@ class Settings:
     """For each side in each round."""
     apart: bool
     """In one process the sides also share the C library's heap, from which one may profit."""
+    first_steps: bool
+    """Measured as well, each in a process of its own."""
 
 
 def compare(workload: Workload, opponents: list[Side], settings: Settings) -> list[Result]:
@@ -105,7 +107,7 @@ def compare(workload: Workload, opponents: list[Side], settings: Settings) -> li
     inside: Inside | None = None
     for turn in range(settings.rounds):
         order = sides[turn % len(sides) :] + sides[: turn % len(sides)]
-        for side in order:
+        for side in order if settings.first_steps else ():
             try:
                 if side not in failures:
                     own = in_process(clock.first_step, side, workload, settings.threads)
@@ -122,8 +124,11 @@ def compare(workload: Workload, opponents: list[Side], settings: Settings) -> li
 
     def numbers(opponent: Side) -> Numbers:
         ours, theirs = first[OURS], first[opponent]
+        compared = Comparison.of(steady[OURS], steady[opponent])
+        if not settings.first_steps:
+            return Numbers(compared, None, None)
         return Numbers(
-            Comparison.of(steady[OURS], steady[opponent]),
+            compared,
             Comparison.of([one.seconds for one in ours], [one.seconds for one in theirs]),
             Comparison.of([one.peak_bytes for one in ours], [one.peak_bytes for one in theirs]),
         )

@@ -37,14 +37,18 @@ def row(result: Result) -> str:
         result.numbers.first_step,
         result.numbers.memory,
     )
+    once = ""
+    if first is not None and memory is not None:
+        once = (
+            f"{_duration(first.ours.median):>10}{first.ratio.median:>8.3g}"
+            f"{memory.ours.median / 2**20:>6.0f} MiB{memory.ratio.median:>7.2f}"
+        )
     quartiles = f"{steady.ratio.low:.2f}..{steady.ratio.high:.2f}"
     bar = "" if result.bar is None else f"{result.bar:.2f}"
     verdict = "" if result.bar is None else "ok" if result.passed else "ABOVE"
     return (
         f"{name}{_duration(steady.ours.median):>10}{_duration(steady.theirs.median):>10}"
-        f"{steady.ratio.median:>8.2f}  {quartiles:<13}{bar:>5}  {verdict:<6}"
-        f"{_duration(first.ours.median):>10}{first.ratio.median:>8.3g}"
-        f"{memory.ours.median / 2**20:>6.0f} MiB{memory.ratio.median:>7.2f}"
+        f"{steady.ratio.median:>8.2f}  {quartiles:<13}{bar:>5}  {verdict:<6}{once}"
     )
 
 

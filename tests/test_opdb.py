@@ -6,11 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from expected_failures import GAPS, Gap
 from opdb.compare import NotApplicable, synchronize
+from opdb.gaps import gap_of, known_gaps, matches
 from opdb.items import Item, all_items, items
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 from util import DEVICE, KIND
 
 SECONDS = 120  # an item takes far less than one
@@ -77,7 +75,7 @@ def test_errors(item: Item) -> None:
 def test_gaps_are_few_and_exist() -> None:
     """Every known gap is one item, and 99.5 % of the float32 items are none (98 % on cuda)."""
     present = list(all_items())
-    known = [gap for gap in GAPS if concerns_this_run(gap)]
+    known = known_gaps()
     for gap in known:
         assert sum(matches(gap, item) for item in present) == 1, f"{gap} matches no item"
     assert len(set(known)) == len(known)
@@ -88,7 +86,7 @@ def test_gaps_are_few_and_exist() -> None:
 
 def check(item: Item) -> None:
     """Run one item; a known gap has to fail."""
-    gap = next((g for g in GAPS if concerns_this_run(g) and matches(g, item)), None)
+    gap = gap_of(item)
     try:
         item.run(DEVICE)
     except NotApplicable as why:
@@ -103,13 +101,3 @@ def check(item: Item) -> None:
         synchronize(DEVICE)
     if gap is not None:
         pytest.fail("a known gap passes: remove it from expected_failures.py")
-
-
-def matches(gap: Gap, item: Item) -> bool:
-    return (gap.check, f"{gap.op}-{gap.dtype}") == (item.check, str(item))
-
-
-def concerns_this_run(gap: Gap) -> bool:
-    """Whether an entry is about this memory and this version of PyTorch."""
-    version = Version(torch.__version__).base_version
-    return gap.kind in (None, KIND) and SpecifierSet(gap.torch or "").contains(version)

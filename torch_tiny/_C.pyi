@@ -69,6 +69,12 @@ def finish() -> None:
 def host_alias(tensor: Tensor, /) -> Tensor:
     """A CPU or CUDA tensor over the same memory; writes on either side are seen on the other."""
 
+def host_memory(tensor: Tensor, /) -> Tensor:
+    """The same, but what is recorded later is in this memory only after `synchronize`."""
+
+def adopt(host: Tensor, index: int, /) -> Tensor:
+    """A tensor of tiny:index over the memory of a CPU or CUDA tensor."""
+
 def materialize(tensor: Tensor, /) -> None:
     """Run what `tensor` depends on, so that its data_ptr is real and the data is there."""
 

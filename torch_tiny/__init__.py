@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 
-__all__ = ["__version__", "explain", "report"]
+__all__ = ["__version__", "explain", "from_tinygrad", "report", "to_tinygrad"]
 __version__ = "0.1.0"
 
 _imported = False
@@ -32,6 +32,7 @@ import torch  # noqa: E402  (calls the entry point above)
 
 from torch_tiny.explain import explain  # noqa: E402
 from torch_tiny.report import report  # noqa: E402
+from torch_tiny.tinygrad_interop import from_tinygrad, to_tinygrad  # noqa: E402
 
 
 def _register() -> None:

@@ -206,8 +206,9 @@ std::vector<bool> written_slots(const Trace& trace) {
   return written;
 }
 
-const void* address_of(TinyStorage& storage) {
-  return storage.has_memory() && storage.failure == nullptr ? storage.memory().data() : nullptr;
+// Null if it has no memory, or none is needed.
+const void* address_of(const TinyStorage& storage) {
+  return storage.failure == nullptr ? storage.data() : nullptr;
 }
 
 // A library that failed while capturing leaves an error behind, which the next kernel that PyTorch
@@ -352,7 +353,7 @@ bool PlanGraph::capture(Trace& trace, const Plan& plan, c10::DeviceIndex device)
   const auto fresh = fresh_slots(trace);
   std::vector<bool> had_memory;
   for (const auto& slot : slots) {
-    had_memory.push_back(slot != nullptr && slot->has_memory());
+    had_memory.push_back(slot != nullptr && address_of(*slot) != nullptr);
   }
   Runner runner(trace, plan, device);
   for (auto& input : inputs_) {
@@ -397,7 +398,7 @@ bool PlanGraph::capture(Trace& trace, const Plan& plan, c10::DeviceIndex device)
   outputs_.clear();
   for (uint32_t slot = 0; slot < slots.size(); ++slot) {
     if (slots[slot] == nullptr || had_memory[slot] || plan.temporary[slot] ||
-        !slots[slot]->has_memory()) {
+        address_of(*slots[slot]) == nullptr) {
       continue;
     }
     const auto nbytes = slots[slot]->nbytes();

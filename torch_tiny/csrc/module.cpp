@@ -39,6 +39,17 @@ at::Tensor host_alias(const at::Tensor& tensor) {
   return result;
 }
 
+// The same for who looks only after a synchronize: operators go on being recorded.
+at::Tensor host_memory(const at::Tensor& tensor) {
+  check_tiny(tensor);
+  const torch::PyWarningHandler warnings;
+  at::Tensor result;
+  Queue::of(tensor.device().index()).run_then("memory shared", [&] {
+    result = host_tensor(tensor);
+  });
+  return result;
+}
+
 void materialize(const at::Tensor& tensor) {
   check_tiny(tensor);
   const torch::PyWarningHandler warnings;
@@ -198,6 +209,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     }
   });
   m.def("host_alias", &host_alias);
+  m.def("host_memory", &host_memory);
+  m.def("adopt", [](const at::Tensor& host, c10::DeviceIndex index) {
+    return adopt_tensor(index, host);
+  });
   m.def("materialize", &materialize);
   m.def("default_generator", [](c10::DeviceIndex index) { return default_generator(index); });
   m.def("metrics", &metrics);

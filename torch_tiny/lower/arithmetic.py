@@ -133,6 +133,22 @@ def int_power(x: UOp, exponent: int) -> UOp:
     return result
 
 
+def int_power_by(x: UOp, exponent: UOp) -> UOp:
+    """The same for an exponent of the data below 64: its bits say which squares count."""
+    plain = absolute(x) <= 1
+    require(plain | (exponent < 64))
+    result, square = full_like(x, 1), x
+    for bit in range(6):
+        result = ((exponent >> bit) & 1).ne(0).where(result * square, result)
+        square = square * square
+    if x.dtype == dtypes.uint8:
+        return (plain & exponent.ne(0)).where(x, result)
+    odd = (exponent & 1).ne(0).where(x, x * x)
+    zero = full_like(x, 0)
+    rare = exponent.eq(0).where(full_like(x, 1), (exponent < 0).where(plain.where(odd, zero), odd))
+    return (plain | (exponent < 0)).where(rare, result)
+
+
 def shift(a: UOp, b: UOp, left: bool) -> UOp:
     bits = 8 * a.dtype.itemsize
     outside = (b < 0) | (b >= bits)

@@ -9,6 +9,7 @@ from torch_tiny.lower.arithmetic import (
     floor_divide,
     fmod,
     int_power,
+    int_power_by,
     is_nan,
     less,
     less_equal,
@@ -23,7 +24,6 @@ from torch_tiny.lower.arithmetic import (
 )
 from torch_tiny.lower.promote import (
     Lifted,
-    NoLowering,
     Number,
     Operand,
     as_uop,
@@ -65,7 +65,7 @@ def power(a: Operand, b: Operand) -> UOp:
     dtype = result_dtype(a, b)
     if not is_float(dtype):
         if isinstance(b, UOp | Lifted):
-            raise NoLowering("an integer power needs the value of its exponent")
+            return elementwise(int_power_by, a, b)
         return int_power(as_uop(a, dtype), int(b))
     special = _POWERS.get(float(b)) if isinstance(b, int | float) else None
     if special is not None:

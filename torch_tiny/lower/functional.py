@@ -18,6 +18,7 @@ from torch_tiny.lower import (
     distance,
     elementwise,
     fft,
+    fractional,
     grid,
     histogram,
     index,
@@ -44,9 +45,9 @@ from torch_tiny.uops import UOp
 Results = tuple[UOp | Complex | None, ...]
 
 _FAMILIES = (
-    activation, antialias, attention, bags, creation, distance, elementwise, grid, histogram,
-    index, linalg, margin, masks, matmul, movement, nn, optim, polynomials, pool, random, reduce,
-    sort, special,
+    activation, antialias, attention, bags, creation, distance, elementwise, fractional, grid,
+    histogram, index, linalg, margin, masks, matmul, movement, nn, optim, polynomials, pool, random,
+    reduce, sort, special,
 )  # fmt: skip
 RULES: dict[str, Rule] = {
     f"aten::{name}": rule for family in _FAMILIES for name, rule in family.TABLE.items()
@@ -59,7 +60,19 @@ _ALWAYS_COMPLEX = {f"aten::{name}" for name in (*fft.TABLE, "complex", "polar", 
 
 _QUADRATIC = [
     name
-    for family in (matmul, sort, fft, antialias, attention, bags, distance, grid, histogram, masks)
+    for family in (
+        matmul,
+        sort,
+        fft,
+        antialias,
+        attention,
+        bags,
+        distance,
+        fractional,
+        grid,
+        histogram,
+        masks,
+    )
     for name in family.TABLE
     if not name.startswith("_cdist")
 ]

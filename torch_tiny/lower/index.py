@@ -60,6 +60,12 @@ def gather(x: UOp, dim: int, index: UOp, _sparse: bool = False) -> UOp:
     if 0 in shape:
         return full(shape, 0, x.dtype)
     require_index(index, int_shape(x)[dim])
+    return gathered(x, dim, index)
+
+
+def gathered(x: UOp, dim: int, index: UOp) -> UOp:
+    """The same for an index that is known to be in range."""
+    shape = int_shape(index)
     x = x.shrink(tuple(None if d == dim else (0, n) for d, n in enumerate(shape)))
     size = int_shape(x)[dim]
     trailing = (1,) * (x.ndim - dim - 1)

@@ -1,11 +1,13 @@
 """Fused optimizer steps."""
 
+import math
 from collections.abc import Sequence
 
-from torch_tiny.lower.arithmetic import maximum
+from torch_tiny.lower.arithmetic import absolute, maximum
 from torch_tiny.lower.promote import Operand, as_uop, cast, known
-from torch_tiny.lower.tools import Rule, to_math
+from torch_tiny.lower.tools import Rule, full, full_like, to_math
 from torch_tiny.uops import UOp, call, dtypes
+from torch_tiny.views import int_shape
 
 Tensors = Sequence[UOp]
 
@@ -100,6 +102,33 @@ def _sgd(
     return tuple(value for results in new for value in results)
 
 
+def _unscale(grads: Tensors, found_inf: UOp, inverse_scale: UOp) -> tuple[UOp, ...]:
+    """The gradients divided by the scale; found_inf becomes 1 where one is not finite."""
+    new, found = [], found_inf.reshape(())
+    for grad in grads:
+        g = to_math(grad)
+        if 0 not in grad.shape:
+            bad = (absolute(g) < math.inf).logical_not().reshape((-1,)).max((0,))
+            found = bad.where(full((), 1, found.dtype), found)
+        new.append(cast(g * inverse_scale.reshape(()).cast(g.dtype), grad.dtype))
+    return (*new, found.reshape(int_shape(found_inf)))
+
+
+def _update_scale(
+    scale: UOp, streak: UOp, found_inf: UOp, growth: Operand, backoff: Operand, interval: int
+) -> tuple[UOp, UOp]:
+    """Less after infinities, more after a streak of steps without, if that is still finite."""
+    found = found_inf.reshape(int_shape(scale)).ne(0)
+    longer = streak + 1
+    is_long = longer.eq(interval)
+    grown = scale * as_uop(growth, scale.dtype)
+    raised = (is_long & (absolute(grown) < math.inf)).where(grown, scale)
+    return (
+        found.where(scale * as_uop(backoff, scale.dtype), raised),
+        (found | is_long).where(full_like(streak, 0), longer),
+    )
+
+
 def _unless(found_inf: UOp | None, value: UOp, before: UOp) -> UOp:
     if found_inf is None:
         return value
@@ -115,6 +144,8 @@ TABLE: dict[str, Rule] = {
     "_fused_adam.tensor_lr": _adam(decoupled=False),
     "_fused_adamw": _adam(decoupled=True),
     "_fused_adamw.tensor_lr": _adam(decoupled=True),
+    "_amp_foreach_non_finite_check_and_unscale_": _unscale,
+    "_amp_update_scale_": _update_scale,
     "_fused_sgd": _sgd,
     "_fused_sgd.tensor_lr": _sgd,
 }

@@ -1,16 +1,21 @@
-"""Sorting by counting: an element's place is how many come before it. Quadratic, but parallel."""
+"""Sorting by counting: an element's place is how many come before it. Quadratic, but parallel.
+
+Long dimensions go through a network of comparisons instead (network.py).
+"""
 
 import math
 from collections.abc import Callable
 
+from torch_tiny.lower import network
 from torch_tiny.lower.arithmetic import is_nan, less_equal
-from torch_tiny.lower.index import gather
+from torch_tiny.lower.index import gather, gathered
 from torch_tiny.lower.promote import Number, as_uop, cast, math_dtype, result_dtype
-from torch_tiny.lower.tools import Rule, arange, cut, full, positions, total, wrap_dim
+from torch_tiny.lower.tools import Rule, arange, cut, full, full_like, positions, total, wrap_dim
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
 Pair = tuple[UOp, UOp]
+_SHORT = 1024
 
 
 def sort(x: UOp, dim: int, descending: bool) -> Pair:
@@ -19,6 +24,9 @@ def sort(x: UOp, dim: int, descending: bool) -> Pair:
         return x, full(int_shape(x), 0, dtypes.int64)
     dim = wrap_dim(dim, x.ndim)
     n = int_shape(x)[dim]
+    if n > _SHORT:
+        index = network.order(x, dim, descending)
+        return gathered(x, dim, index), index.cast(dtypes.int64)
     place = arange(n).reshape((n, 1, *(1,) * (x.ndim - dim - 1)))
     return _at_rank(x, dim, _ranks(x, dim, descending).unsqueeze(dim).eq(place))
 
@@ -58,9 +66,17 @@ def _chosen(x: UOp, dim: int, keepdim: bool, rank: Callable[[int, UOp], UOp | in
     dim = wrap_dim(dim, x.ndim)
     n = int_shape(x)[dim]
     nans = total(is_nan(x).cast(dtypes.int32), (dim,), True)
+    if n > _SHORT:
+        index = gathered(network.order(x, dim, False), dim, _as_index(rank(n, nans), nans))
+        pair = gathered(x, dim, index), index.cast(dtypes.int64)
+        return pair if keepdim else (pair[0].squeeze(dim), pair[1].squeeze(dim))
     hit = _ranks(x, dim).eq(rank(n, nans))
     value, index = _at_rank(x, dim, hit.unsqueeze(dim))
     return (value, index) if keepdim else (value.squeeze(dim), index.squeeze(dim))
+
+
+def _as_index(rank: UOp | int, like: UOp) -> UOp:
+    return rank.cast(dtypes.int32) if isinstance(rank, UOp) else full_like(like, rank)
 
 
 def _median_rank(n: int, nans: UOp) -> UOp:

@@ -4,8 +4,8 @@ What a region writes goes to new buffers, which take the place of the old ones a
 has to mind who still reads the old content, and a region that must not run leaves no trace.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,11 +19,13 @@ from torch_tiny.linalg.routine import emitted_for_groups
 from torch_tiny.lower.promote import NoLowering
 from torch_tiny.lower.tools import DTYPES
 from torch_tiny.portable.kind import Kind, Opened
-from torch_tiny.uops import Context, Ops, Routine, UOp, buffer_param, dtypes, substituted
-from torch_tiny.uops.device import Source, narrowed, render, render_list
+from torch_tiny.uops import Context, DType, Ops, UOp, buffer_param, dtypes, substituted
+from torch_tiny.uops.device import Source, narrowed, render, render_linear
 
 _MOST_PIECES = 256
 _LEAST_LENGTH = 1024  # of a piece of a reduction
+_MOST_GROUPS = 65535  # of threads, in one dimension of WebGPU
+_THREADS = 32  # share a matrix
 
 
 @dataclass(frozen=True)
@@ -90,32 +92,30 @@ def generate(
     typed.append((dtypes.bool, 1))
     with Context(**SETTINGS):  # type: ignore[no-untyped-call]
         steps, arguments = scheduled(typed, values, False, opened.most_buffers)
-        lowered: list[_Lowered] = []
-        for step in steps:
-            if isinstance(step, RoutineStep):
-                lowered.append(_routine(kind, opened, step))
-                continue
-            for nest in without_repetition(step, arguments.temporary):
-                cut = cut_reductions(nest, arguments.temporary, _pieces)
-                lowered += [_lowered(kind, opened, one) for one in cut]
+        pieces = [p for step in steps for p in _lowered(kind, opened, step, arguments.temporary)]
     temporaries: dict[int, int] = {}
     sizes: list[int] = []
     kernels = []
-    for one in lowered:
+    for piece in pieces:
         uses = []
-        for slot, nbytes in one.uses:
+        for slot, nbytes in piece.parameters:
             number = arguments.numbers[slot]
-            if number is None:
-                if slot not in temporaries:
-                    temporaries[slot] = -1 - len(sizes)
-                    sizes.append(nbytes)
-                number = temporaries[slot]
-            uses.append(number)
-        source = one.source
-        threads = source.group or (1, 1, 1)
+            if number is None and slot not in temporaries:
+                sizes.append(nbytes)
+                temporaries[slot] = -len(sizes)
+            uses.append(temporaries[slot] if number is None else number)
+        source, threads = piece.source, piece.source.group or (1, 1, 1)
         kernels.append(Kernel(source.name, source.text, tuple(uses), source.launch, threads))
     text = "\n".join(kernel.source for kernel in kernels)
     return Program(tuple(kernels), tuple(sizes), source=text)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A kernel, and for each of its parameters the slot and the bytes of the buffer."""
+
+    source: Source
+    parameters: tuple[tuple[int, int], ...]
 
 
 def _with_numbers(
@@ -143,60 +143,59 @@ def _pieces(nest: Nest, length: int) -> int:
     return max(1, min(_MOST_PIECES, length // _LEAST_LENGTH))
 
 
-@dataclass(frozen=True)
-class _Lowered:
-    source: Source
-    uses: tuple[tuple[int, int], ...]
-    """Slot and bytes of each parameter."""
+def _lowered(
+    kind: Kind, opened: Opened, step: Nest | RoutineStep, new: Callable[[DType, int], UOp]
+) -> Iterator[_Piece]:
+    if isinstance(step, RoutineStep):
+        yield _routine(kind, opened, step)
+        return
+    for nest in without_repetition(step, new):
+        for piece in cut_reductions(nest, new, _pieces):
+            sink = piece.sink()
+            plain, slots = renumbered(sink)
+            source = _rendered(kind, opened, plain)
+            nbytes = {
+                u.arg.slot: u.max_numel() * u.dtype.itemsize
+                for u in sink.toposort()
+                if u.op is Ops.PARAM
+            }
+            yield _Piece(source, tuple((slots[k], nbytes[slots[k]]) for k in source.slots))
 
 
-def _lowered(kind: Kind, opened: Opened, nest: Nest) -> _Lowered:
-    sink = nest.sink()
-    plain, slots = renumbered(sink)
-    source = _remembered(
-        kind, opened, plain, lambda: render(plain, opened.renderer, "k", kind.template)
-    )
-    params = {u.arg.slot: u for u in sink.toposort() if u.op is Ops.PARAM}
-    used = (params[slots[k]] for k in source.slots)
-    return _Lowered(source, tuple((u.arg.slot, u.max_numel() * u.dtype.itemsize) for u in used))
-
-
-def _routine(kind: Kind, opened: Opened, step: RoutineStep) -> _Lowered:
-    """A group of threads for each matrix."""
+def _routine(kind: Kind, opened: Opened, step: RoutineStep) -> _Piece:
+    """A factorization: a group of threads for each matrix of the batch."""
     routine = step.routine
-    if routine.batch > _MOST_GROUPS:
-        raise NoLowering("more matrices than groups of threads")
-
-    def made() -> Source:
-        uops = emitted_for_groups(routine, kind.group_bytes, _THREADS)
-        how = (routine.batch, _THREADS, kind.uniform_load)
-        return render_list(uops, opened.renderer, "k", *how)
-
-    source = _remembered(kind, opened, routine, made)
+    if routine.batch > _MOST_GROUPS or any(
+        dtype.itemsize not in (4, 8) for dtype, _ in routine.sizes
+    ):
+        raise NoLowering("a factorization of too many matrices, or of small types")
+    uops = emitted_for_groups(routine, kind.group_bytes, _THREADS)
+    source = render_linear(uops, opened.renderer, "k", kind.uniform_load)
+    source = replace(source, launch=(routine.batch, 1, 1), group=(_THREADS, 1, 1))
+    source = _built(kind, opened, source)
     sizes = [routine.batch * size * dtype.itemsize for dtype, size in routine.sizes]
-    return _Lowered(source, tuple(zip(step.slots, sizes, strict=True)))
+    return _Piece(source, tuple((step.slots[k], sizes[k]) for k in source.slots))
 
 
-_MOST_GROUPS = 65535
-_THREADS = 32
-
-
-def _remembered(
-    kind: Kind, opened: Opened, what: UOp | Routine, made: Callable[[], Source]
-) -> Source:
-    found = _rendered.get((kind.name, what))
+def _rendered(kind: Kind, opened: Opened, plain: UOp) -> Source:
+    """Kernels that differ in their buffers only, as in an optimizer's step, are rendered once."""
+    found = _sources.get((kind.name, plain))
     if found is None:
-        source = made()
-        found = Source(**{**vars(source), "text": kind.finish(source.text)})
-        built(opened, found.name, found.text, len(found.slots))
-        if len(_rendered) >= _MOST_RENDERED:
-            _rendered.clear()
-        _rendered[kind.name, what] = found
+        found = _built(kind, opened, render(plain, opened.renderer, "k", kind.template))
+        if len(_sources) >= _MOST_RENDERED:
+            _sources.clear()
+        _sources[kind.name, plain] = found
     return found
 
 
+def _built(kind: Kind, opened: Opened, source: Source) -> Source:
+    finished = replace(source, text=kind.finish(source.text))
+    built(opened, finished.name, finished.text, len(finished.slots))
+    return finished
+
+
 _MOST_RENDERED = 4096
-_rendered: dict[tuple[str, UOp | Routine], Source] = {}
+_sources: dict[tuple[str, UOp], Source] = {}
 
 
 def built(opened: Opened, name: str, text: str, buffers: int) -> object:

@@ -1,10 +1,12 @@
 """The one door to tinygrad: UOps, passes, and float operators that its algebra leaves alone."""
 
+import ctypes
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
 
 from tinygrad.codegen import (
     devectorizer2,
@@ -34,6 +36,7 @@ from tinygrad.codegen.simplify import (
     pm_simplify_ranges,
     pm_split_ranges,
 )
+from tinygrad.device import Buffer, BufferSpec, Device
 from tinygrad.dtype import AddrSpace, DType, Invalid, dtypes
 from tinygrad.helpers import Context, Target
 from tinygrad.renderer import Renderer
@@ -73,7 +76,11 @@ from tinygrad.uop.symbolic import (
 )
 from tinygrad.uop.weak import pm_cast_weak, pm_commit_weak, pm_lower_index_dtype
 
+if TYPE_CHECKING:
+    from tinygrad.tensor import Tensor
+
 __all__ = [
+    "SEALED",
     "AddrSpace",
     "AxisType",
     "Context",
@@ -95,10 +102,12 @@ __all__ = [
     "flatten_kernel",
     "graph_rewrite",
     "half_casts",
+    "host_address",
     "identity_element",
     "lower_kernel",
     "move_gates",
     "native_half_casts",
+    "realized_base",
     "routine_of",
     "routine_results",
     "schedule",
@@ -106,6 +115,9 @@ __all__ = [
     "simplified",
     "sink_of",
     "substituted",
+    "tensor_of",
+    "uop_over_host",
+    "why_not_open",
 ]
 
 DEVICE = "CPU"
@@ -278,6 +290,61 @@ def lower_kernel(
     return line_rewrite(linearize(sink), pm_linearize_cleanups)
 
 
+# --- tensors of tinygrad ---
+
+
+def realized_base(tensor: "Tensor") -> tuple[UOp, "Buffer"]:
+    """A tensor as movement ops of memory that has been computed, and that memory."""
+    if tensor.uop.base.op is not Ops.BUFFER:
+        tensor.realize()
+    uop: UOp = tensor.uop
+    if uop.base.op is not Ops.BUFFER:
+        raise ValueError("this tinygrad tensor has no memory of its own (a constant, or sharded)")
+    return uop, cast(Buffer, uop.base.buffer).ensure_allocated()
+
+
+def host_address(buffer: "Buffer") -> int | None:
+    """Where a buffer lies in this process's memory; None if it does not."""
+    if buffer.device.split(":")[0] not in ("CPU", "PYTHON", "NPY"):
+        return None
+    Device[buffer.device].synchronize()  # type: ignore[no-untyped-call]
+    return _address(buffer.as_memoryview(allow_zero_copy=True)) if buffer.nbytes else 0
+
+
+def uop_over_host(device: str, dtype: DType, count: int, memory: memoryview) -> UOp:
+    """A flat buffer over memory of the host, which lives as long as the buffer does."""
+    if device == "PYTHON":
+        buffer = Buffer(device, count, dtype, opaque=memory)
+    else:
+        where = BufferSpec(external_ptr=_address(memory) if count else 0)
+        buffer = Buffer(device, count, dtype, options=where, preallocate=True)
+    _kept[buffer] = memory
+    uop: UOp = UOp.from_buffer(buffer)
+    return uop
+
+
+_kept: "WeakKeyDictionary[Buffer, memoryview]" = WeakKeyDictionary()
+
+
+def _address(memory: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def tensor_of(uop: UOp) -> "Tensor":
+    from tinygrad.tensor import Tensor
+
+    return Tensor(uop)
+
+
+def why_not_open(device: str) -> str | None:
+    """Why tinygrad cannot use a device here; None if it can."""
+    try:
+        Device[device]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
 # --- how it is done ---
 
 _fresh = itertools.count(1 << 24)  # apart from the buffers that the schedule makes
@@ -300,7 +367,7 @@ def _sealed(name: str, dtype: DType, operands: tuple[UOp, ...]) -> UOp:
     return UOp(Ops.MULACC, dtype, (operands[0], operands[-1], mark))
 
 
-_NAMES = {
+SEALED = {
     Ops.ADD: "add",
     Ops.MUL: "mul",
     Ops.SUB: "sub",
@@ -350,7 +417,7 @@ def _seal_one(u: UOp) -> UOp | None:
     if u.dtype in _HALVES:
         wide = UOp(u.op, dtypes.float32, tuple(s.cast(dtypes.float32) for s in u.src), u.arg)
         return wide.cast(u.dtype)
-    name, operands = _NAMES[u.op], u.src
+    name, operands = SEALED[u.op], u.src
     if u.op is Ops.MUL:
         negated = _factor(u, -1.0)
         if negated is not None:
@@ -399,7 +466,7 @@ def _flipped(bits: UOp) -> UOp:
 
 _seal = PatternMatcher(
     [
-        (UPat(tuple(_NAMES), name="u"), _seal_one),
+        (UPat(tuple(SEALED), name="u"), _seal_one),
         (UPat(Ops.REDUCE, name="r"), _seal_reduce),
     ]
 )

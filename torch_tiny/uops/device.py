@@ -70,7 +70,7 @@ from torch_tiny.uops import (
     move_gates,
 )
 
-__all__ = ["Source", "narrowed", "open_device", "program", "render", "render_list"]
+__all__ = ["Source", "narrowed", "open_device", "program", "render", "render_linear"]
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,8 @@ def render(
     return Source(info.function_name, text, slots, launch, group, frozenset(opening.calls))
 
 
-def render_list(
-    uops: Sequence[UOp], renderer: Renderer, name: str, groups: int, threads: int, uniform: str
-) -> Source:
-    """The text of a kernel that is in order already, in operators that all languages have.
+def render_linear(uops: Sequence[UOp], renderer: Renderer, name: str, uniform: str) -> Source:
+    """Source text of a kernel that is a list of UOps already, of one thread of a group.
 
     uniform: the text of a load of {0}, a buffer of one element, that is the same for all threads.
     """
@@ -126,30 +124,29 @@ def render_list(
 
     def spelled(u: UOp) -> UOp:
         if u not in new:
-            src = tuple(spelled(s) for s in u.src) if u.op not in _WHOLE else u.src
+            src = u.src if u.op in (Ops.PARAM, Ops.BUFFER) else tuple(spelled(s) for s in u.src)
             if u.op is Ops.CONST:
                 new[u] = UOp.cconst(u.arg, u.dtype)
-            elif u.op is Ops.FDIV:
-                new[u] = UOp(Ops.CUSTOM, u.dtype, src, "({0}/{1})")
-            elif u.op is Ops.NEG:
-                new[u] = UOp(Ops.CUSTOM, u.dtype, src, "(-{0})")
-            elif u.op is Ops.CUSTOM:
-                new[u] = u.replace(src=src, arg=uniform)
+            elif u.op in _PLAIN:
+                new[u] = UOp(Ops.CUSTOM, u.dtype, src, _PLAIN[u.op])
             else:
-                new[u] = u.replace(src=src)
+                new[u] = u.replace(src=src, arg=uniform if u.op is Ops.CUSTOM else u.arg)
         return new[u]
 
-    listed = [UOp.sink(arg=KernelInfo(name=name))]
+    out: list[UOp] = []
     for u in uops:
         one = spelled(u)
-        listed += [s for s in one.src if s.op is Ops.CAST and s.src[0].op is Ops.CONST]
-        listed.append(one)
-    text = renderer.render(listed)
-    slots = tuple(u.arg.slot for u in uops if u.op is Ops.PARAM)
-    return Source(name, text, slots, (groups, 1, 1), (threads, 1, 1), frozenset())
+        out += [s for s in one.src if s.op is Ops.CAST and s.src[0].op is Ops.CONST]
+        out.append(one)
+    # A load that is used once would be written where it is used, after what was stored meanwhile.
+    out.append(UOp(Ops.NOOP, src=tuple(u for u in out if u.op is Ops.LOAD)))
+    info = UOp.sink(arg=KernelInfo(name=name))
+    text = renderer.render([*out, info])
+    slots = tuple(u.arg.slot for u in out if u.op is Ops.PARAM)
+    return Source(info.arg.function_name, text, slots, (1, 1, 1), (1, 1, 1), frozenset())
 
 
-_WHOLE = (Ops.PARAM, Ops.BUFFER)
+_PLAIN = {Ops.FDIV: "({0}/{1})", Ops.NEG: "(-{0})"}
 
 
 def narrowed(values: Sequence[UOp]) -> list[UOp]:

@@ -1,0 +1,71 @@
+"""Fractional max pooling: windows that begin where given random numbers say."""
+
+import math
+from collections.abc import Sequence
+
+from torch_tiny.lower.arithmetic import is_nan
+from torch_tiny.lower.index import gather, scatter_add
+from torch_tiny.lower.promote import cast
+from torch_tiny.lower.reduce import amax
+from torch_tiny.lower.tools import Results, Rule, arange, cut, full, full_like, to_math
+from torch_tiny.uops import UOp, dtypes
+from torch_tiny.views import int_shape
+
+
+def _starts(sample: UOp, size: int, out: int, kernel: int) -> UOp:
+    """(n, channels, out): evenly spread after a shift, the last one at the end."""
+    at, end = arange(out), full((), size - kernel, dtypes.int32)
+    if out == 1:
+        return full((*int_shape(sample), 1), size - kernel, dtypes.int32)
+    u = sample.unsqueeze(2)
+    step = (size - kernel) / (out - 1)
+    begun = ((at.cast(u.dtype) + u) * step).cast(dtypes.int32) - (u * step).cast(dtypes.int32)
+    return at.eq(out - 1).where(end, begun)
+
+
+def _pool(x: UOp, kernel: Sequence[int], out: Sequence[int], samples: UOp) -> Results:
+    k = len(kernel)
+    lead, sizes = int_shape(x)[:-k], int_shape(x)[-k:]
+    rows = x.reshape((-1, lead[-1], math.prod(sizes)))
+    n, channels, _ = int_shape(rows)
+    # Two numbers are in the order (width, height), three in that of the dimensions.
+    order = [1, 0] if k == 2 else [0, 1, 2]
+    flat: UOp = full((1,) * (2 + 2 * k), 0, dtypes.int32)
+    for d, which in enumerate(order):
+        sample = cut(samples.reshape((n, channels, k)), 2, which, which + 1).squeeze(2)
+        start = _starts(sample, sizes[d], out[d], kernel[d])
+        spread = [1] * (2 * k)
+        spread[d] = out[d]
+        reach = [1] * (2 * k)
+        reach[k + d] = kernel[d]
+        own = start.reshape((n, channels, *spread)) + arange(kernel[d]).reshape((1, 1, *reach))
+        flat = flat * sizes[d] + own
+    whole = (n, channels, *out, *kernel)
+    index = flat.expand(whole).reshape((n, channels, -1))
+    seen = gather(rows, 2, index.cast(dtypes.int64)).reshape(whole)
+    over = tuple(range(2 + k, 2 + 2 * k))
+    best = amax(seen, over, keepdim=True)
+    hit = seen.eq(best) | is_nan(seen)
+    # Positions grow in the order of the kernel, so the first hit is the lowest.
+    last = math.prod(sizes)
+    first = hit.where(last - flat.expand(whole), full((), 0, dtypes.int32)).max(over)
+    shape = (*lead, *out)
+    return best.reshape(shape), (last - first).cast(dtypes.int64).reshape(shape)
+
+
+def _backward(grad: UOp, x: UOp, kernel: Sequence[int], _out: Sequence[int],
+              indices: UOp) -> UOp:  # fmt: skip
+    k = len(kernel)
+    shape = int_shape(x)
+    lead = math.prod(shape[:-k])
+    flat = full_like(to_math(x), 0).reshape((lead, -1))
+    g, at = (t.reshape((lead, -1)) for t in (to_math(grad), indices))
+    return cast(scatter_add(flat, 1, at, g), x.dtype).reshape(shape)
+
+
+TABLE: dict[str, Rule] = {
+    **dict.fromkeys(("fractional_max_pool2d", "fractional_max_pool3d"), _pool),
+    **dict.fromkeys(
+        ("fractional_max_pool2d_backward", "fractional_max_pool3d_backward"), _backward
+    ),
+}
