@@ -157,7 +157,7 @@ class _Compiler:
             why = "an argument of a kind that is not compiled"
         elif not has_lowering(call.op):
             why = "no lowering"
-        elif not self._everything and is_heavy(call.op):
+        elif not self._everything and is_heavy(call.op, [t.spec.shape for t in call.tensors]):
             why = "PyTorch's own kernel is better"
         if why:
             self._refuse(call, why)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from torch_tiny.linalg import cholesky, exponential, jacobi, lu, qr, triangular
+from torch_tiny.linalg.group import GroupKernel
 from torch_tiny.linalg.kernel import Argument, Kernel, Style
 from torch_tiny.uops import DType, Ops, Routine, UOp, call, routine_results
 
@@ -37,6 +38,15 @@ def emitted(routine: Routine, style: Style, scratch: int) -> list[UOp]:
     """The kernel in order. PARAM k is argument k. scratch: bytes of fast memory for a matrix."""
     arguments = [Argument(dtype, size) for dtype, size in routine.sizes]
     kernel = Kernel(arguments, routine.batch, style, scratch)
+    kernel.begin()
+    ROUTINES[routine.name](kernel, *routine.numbers)
+    return kernel.end()
+
+
+def emitted_for_groups(routine: Routine, scratch: int, threads: int) -> list[UOp]:
+    """The same, with a group of threads for each matrix spelled out."""
+    arguments = [Argument(dtype, size) for dtype, size in routine.sizes]
+    kernel = GroupKernel(arguments, routine.batch, Style.THREADS, scratch, threads=threads)
     kernel.begin()
     ROUTINES[routine.name](kernel, *routine.numbers)
     return kernel.end()

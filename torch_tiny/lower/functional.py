@@ -98,6 +98,9 @@ _HEAVY = {
 } - {"aten::index_select"}
 
 
+_FACTORIZATIONS = {f"aten::{name}" for name in linalg.TABLE}
+
+
 def lower(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Results:
     """The results of a call as UOps.
 
@@ -118,13 +121,18 @@ def has_lowering(op: str) -> bool:
     return _plan(op) is not None
 
 
-def is_heavy(op: str) -> bool:
+def is_heavy(op: str, shapes: Sequence[tuple[int, ...]]) -> bool:
     """Whether the rule's code does much more work than its inputs and outputs have elements.
 
-    What a decomposition does is not known before it is traced; attention is among them.
+    What a decomposition does is not known before it is traced; attention is among them. Many small
+    matrices are factored faster here, a few or large ones are not.
     """
     plan = _plan(op)
-    return plan is not None and (plan.base in _HEAVY or not _has_rule(plan.base))
+    if plan is None:
+        return False
+    if plan.base in _FACTORIZATIONS:
+        return not shapes or linalg.is_for_libraries(shapes[0])
+    return plan.base in _HEAVY or not _has_rule(plan.base)
 
 
 def written(op: str, args: Sequence[Any]) -> tuple[str, ...]:

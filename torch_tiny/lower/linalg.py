@@ -16,6 +16,11 @@ from torch_tiny.views import int_shape
 _TYPES = (dtypes.float32, dtypes.float64)
 
 
+def is_for_libraries(shape: tuple[int, ...]) -> bool:
+    """Whether LAPACK and cuSOLVER are sure to be better at a batch of matrices."""
+    return len(shape) < 3 or math.prod(shape[:-2]) < 8 or max(shape[-2:]) > 128
+
+
 def cholesky(a: UOp, upper: bool) -> tuple[UOp, UOp]:
     """The factor and info."""
     batch, n, _ = _sizes(a)

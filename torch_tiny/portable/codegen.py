@@ -15,8 +15,7 @@ from torch_tiny.engine.codegen_nest import Nest
 from torch_tiny.engine.codegen_routine import RoutineStep
 from torch_tiny.engine.cuda import without_repetition
 from torch_tiny.graph import Buffer
-from torch_tiny.linalg.kernel import Style
-from torch_tiny.linalg.routine import emitted
+from torch_tiny.linalg.routine import emitted_for_groups
 from torch_tiny.lower.promote import NoLowering
 from torch_tiny.lower.tools import DTYPES
 from torch_tiny.portable.kind import Kind, Opened
@@ -26,7 +25,7 @@ from torch_tiny.uops.device import Source, narrowed, render, render_linear
 _MOST_PIECES = 256
 _LEAST_LENGTH = 1024  # of a piece of a reduction
 _MOST_GROUPS = 65535  # of threads, in one dimension of WebGPU
-_SCRATCH_BYTES = 16 << 10  # of fast memory for a matrix
+_THREADS = 32  # share a matrix
 
 
 @dataclass(frozen=True)
@@ -164,14 +163,15 @@ def _lowered(
 
 
 def _routine(kind: Kind, opened: Opened, step: RoutineStep) -> _Piece:
-    """A factorization: one thread for each matrix of the batch."""
+    """A factorization: a group of threads for each matrix of the batch."""
     routine = step.routine
     if routine.batch > _MOST_GROUPS or any(
         dtype.itemsize not in (4, 8) for dtype, _ in routine.sizes
     ):
         raise NoLowering("a factorization of too many matrices, or of small types")
-    uops = emitted(routine, Style.SERIAL, _SCRATCH_BYTES)
-    source = render_linear(uops, opened.renderer, "k", kind.template)
+    uops = emitted_for_groups(routine, kind.group_bytes, _THREADS)
+    source = render_linear(uops, opened.renderer, "k", kind.uniform_load)
+    source = replace(source, launch=(routine.batch, 1, 1), group=(_THREADS, 1, 1))
     source = _built(kind, opened, source)
     sizes = [routine.batch * size * dtype.itemsize for dtype, size in routine.sizes]
     return _Piece(source, tuple((step.slots[k], sizes[k]) for k in source.slots))

@@ -74,6 +74,10 @@ class Kind:
     """What to do about the types that are missing."""
     functions: Mapping[str, str] = {}
     """Float operators as text of the kernel language."""
+    group_bytes: int = 15 << 10
+    """Of work memory that a group of threads shares."""
+    uniform_load: str = "(*{0})"
+    """A load of that memory which is the same for all threads."""
 
     def why_not(self) -> str | None:
         """What is missing to use it here and how to get it; None if nothing is known to be."""

@@ -57,8 +57,6 @@ from tinygrad.uop.symbolic import (
 from tinygrad.uop.weak import pm_cast_weak, pm_commit_weak, pm_lower_index_dtype
 
 from torch_tiny.uops import (
-    SEALED,
-    AxisType,
     DType,
     Ops,
     PatternMatcher,
@@ -117,49 +115,38 @@ def render(
     return Source(info.function_name, text, slots, launch, group, frozenset(opening.calls))
 
 
-def render_linear(
-    uops: Sequence[UOp], renderer: Renderer, name: str, template: Callable[[str, DType], str]
-) -> Source:
-    """Source text of a kernel that is a list of UOps already; its one GLOBAL loop are the groups.
+def render_linear(uops: Sequence[UOp], renderer: Renderer, name: str, uniform: str) -> Source:
+    """Source text of a kernel that is a list of UOps already, of one thread of a group.
 
-    Each group is one thread.
+    uniform: the text of a load of {0}, a buffer of one element, that is the same for all threads.
     """
     new: dict[UOp, UOp] = {}
-    out: list[UOp] = []
-    launch = 1
 
-    def put(u: UOp) -> UOp:
-        if u.op is Ops.CONST:
-            u, of = UOp.cconst(u.arg, u.dtype), u
-            if of not in new:
-                new[of] = u
-                out.append(u)
-            return u
+    def spelled(u: UOp) -> UOp:
+        if u not in new:
+            src = u.src if u.op in (Ops.PARAM, Ops.BUFFER) else tuple(spelled(s) for s in u.src)
+            if u.op is Ops.CONST:
+                new[u] = UOp.cconst(u.arg, u.dtype)
+            elif u.op in _PLAIN:
+                new[u] = UOp(Ops.CUSTOM, u.dtype, src, _PLAIN[u.op])
+            else:
+                new[u] = u.replace(src=src, arg=uniform if u.op is Ops.CUSTOM else u.arg)
         return new[u]
 
-    # Memory is declared outside of all loops.
-    for u in sorted(uops, key=lambda u: u.op is not Ops.BUFFER):
-        if u.op is Ops.END and u.src[1].arg[1] is AxisType.GLOBAL:
-            continue
-        if u.op is Ops.RANGE and u.arg[1] is AxisType.GLOBAL:
-            launch = int(u.vmax) + 1
-            new[u] = UOp(Ops.SPECIAL, dtypes.int32, (UOp.const(launch, dtypes.int32),), "gidx0")
-        elif u.op is Ops.END:
-            new[u] = UOp(Ops.END, dtypes.void, (UOp(Ops.NOOP), new[u.src[1]]), None, len(out))
-        elif u.op in SEALED and u.dtype in dtypes.floats:
-            text = template(SEALED[u.op], u.dtype)
-            new[u] = UOp(Ops.CUSTOM, u.dtype, tuple(put(s) for s in u.src), text)
-        elif u.op is Ops.BUFFER:
-            new[u] = u
-        else:
-            new[u] = u.replace(src=tuple(put(s) for s in u.src), tag=(u.tag, len(out)))
-        out.append(new[u])
+    out: list[UOp] = []
+    for u in uops:
+        one = spelled(u)
+        out += [s for s in one.src if s.op is Ops.CAST and s.src[0].op is Ops.CONST]
+        out.append(one)
     # A load that is used once would be written where it is used, after what was stored meanwhile.
     out.append(UOp(Ops.NOOP, src=tuple(u for u in out if u.op is Ops.LOAD)))
     info = UOp.sink(arg=KernelInfo(name=name))
     text = renderer.render([*out, info])
     slots = tuple(u.arg.slot for u in out if u.op is Ops.PARAM)
-    return Source(info.arg.function_name, text, slots, (launch, 1, 1), (1, 1, 1), frozenset())
+    return Source(info.arg.function_name, text, slots, (1, 1, 1), (1, 1, 1), frozenset())
+
+
+_PLAIN = {Ops.FDIV: "({0}/{1})", Ops.NEG: "(-{0})"}
 
 
 def narrowed(values: Sequence[UOp]) -> list[UOp]:

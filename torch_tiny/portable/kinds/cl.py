@@ -46,7 +46,9 @@ class OpenCl(Kind):
         return super().template(name, dtype)
 
     def finish(self, text: str) -> str:
-        return _HEAD + text
+        # Threads of a group meet over arguments too.
+        both = "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)"
+        return _HEAD + text.replace("barrier(CLK_LOCAL_MEM_FENCE)", both)
 
 
 KIND = OpenCl()

@@ -37,6 +37,7 @@ class WebGpu(Kind):
     name = "webgpu"
     device = "WEBGPU"
     lacks = (torch.float64, torch.complex128)
+    uniform_load = "workgroupUniformLoad(&{0}[0])"
     advice = (
         "make the tensor in float32 (dtype=torch.float32, or .float() before .to), or on the CPU"
     )
@@ -70,6 +71,7 @@ class WebGpu(Kind):
 
     def finish(self, text: str) -> str:
         head, uniform, rest = text.partition("var<uniform> INFINITY : f32;\n")
+        rest = rest.replace("workgroupBarrier();", "workgroupBarrier(); storageBarrier();")
         return f"{head}{uniform}{wgsl.needed(text)}\n{rest}"
 
 
