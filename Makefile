@@ -6,6 +6,7 @@ TORCH := torch==2.13.0
 # make fuzz N=100000 SEED=1
 N ?= 10000
 SEED ?= 0
+PROGRAMS ?= 2000
 
 BIN := .venv/bin
 TOOLS := .venv/tools.stamp
@@ -16,13 +17,21 @@ SOURCES := $(wildcard torch_tiny/csrc/*)
 # Several test processes share the cores, so none of them may spin while it waits.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
-.PHONY: demo test lint fuzz bench format core clean
+.PHONY: demo test test-devices devices lint fuzz bench format core clean
 
 demo: core
 	$(BIN)/python examples/digits.py
 
-test: lint
+test: lint devices
 	$(ONE_THREAD) $(BIN)/pytest -n 2
+
+# The operator database and random programs on OpenCL and WebGPU; takes hours.
+test-devices: core devices
+	$(ONE_THREAD) $(BIN)/python -m tests.devices --programs $(PROGRAMS)
+
+# OpenCL and WebGPU without a GPU; where they cannot be installed their tests are skipped.
+devices: $(INSTALLED)
+	@sh scripts/devices.sh
 
 lint: core
 	$(BIN)/ruff check .

@@ -51,12 +51,19 @@ def _devices() -> Rows:
     setting = os.environ.get(hosts.VARIABLE)
     return [
         (hosts.VARIABLE, setting or "not set, which means cpu"),
-        ("available", ", ".join(hosts.available())),
+        ("available", ", ".join([*hosts.available(), *_portable()])),
         *((f"tiny:{i}", _describe(i)) for i in range(device.device_count())),
     ]
 
 
+def _portable() -> list[str]:
+    """The portable kinds for which nothing is known to be missing."""
+    return [kind for kind in hosts.portable_kinds() if hosts.why_no_portable(kind) is None]
+
+
 def _describe(index: int) -> str:
+    if device.is_portable(index):
+        return f"{device.device_name(index)}: memory and kernels through tinygrad"
     properties = device.get_device_properties(index)
     size = f"{properties.total_memory / 2**30:.1f} GiB"
     return f"{device.device_name(index)}: {properties.name}, {size}"
@@ -66,6 +73,9 @@ def _missing() -> Rows:
     rows = []
     if reason := hosts.why_no_cuda():
         rows.append(("cuda", reason))
+    for kind in hosts.portable_kinds():
+        if reason := hosts.why_no_portable(kind):
+            rows.append((kind, reason))
     if _compiler() is None:
         rows.append(("compiler", "needed to build torch_tiny: install g++ (apt install g++)"))
     if reason := settings.why_not_compiled():

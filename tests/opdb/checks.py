@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
-from util import ORACLE, assert_same, overlaps_itself
+from util import ORACLE, PORTABLE, assert_same, overlaps_itself
 
 from opdb.compare import (
     NotApplicable,
+    Outcome,
     aliases,
     assert_same_results,
     on_both,
@@ -156,9 +157,14 @@ def _need(ran: int, otherwise: str = "the oracle refuses every sample") -> None:
 def _forward(op: OpInfo, oracle: Call, dev: Call) -> bool:
     want, got = on_both(oracle, dev, lambda call: call.run(op))
     if want.error is None:
-        assert_same_results(got.value, want.value, dev, oracle, values=op.name not in UNINITIALIZED)
-    assert_same(dev.tensors, oracle.tensors)
+        assert_same_results(got.value, want.value, dev, oracle, values=_is_known(op, want))
+    assert_same(dev.tensors, oracle.tensors, values=_is_known(op, want))
     return want.error is None
+
+
+def _is_known(op: Any, want: Outcome) -> bool:
+    """Whether the values are to be compared: portable devices draw random numbers of their own."""
+    return getattr(op, "name", None) not in UNINITIALIZED and not (PORTABLE and want.random)
 
 
 def _view(op: OpInfo, oracle: Call, dev: Call) -> bool:
@@ -212,7 +218,7 @@ def _write_through_views(op: OpInfo, given: Any, *args: Any, **kwargs: Any) -> A
 
 def _inplace(op: OpInfo, oracle: Call, dev: Call) -> bool:
     want, got = on_both(oracle, dev, lambda call: call.run(partial(_aliased_write, op)))
-    known = op.name not in UNINITIALIZED
+    known = _is_known(op, want)
     if want.error is None:
         assert_same(got.value, want.value, values=known)
     assert_same(dev.tensors, oracle.tensors, values=known)
@@ -298,6 +304,7 @@ def _other_dtype(result: torch.Tensor) -> torch.Tensor:
 def _gradients(function: Callable[..., Any], order: int, oracle: Call, dev: Call) -> bool:
     """Differentiate a function `order` times by everything it depends on."""
     want, got = on_both(oracle, dev, lambda call: call.process(call.run(function)))
+    known = _is_known(function, want)
     values = {oracle: _differentiable(want.value), dev: _differentiable(got.value)}
     leaves = {call: _differentiable(call.tensors) for call in (oracle, dev)}
     for i in range(order):
@@ -321,7 +328,6 @@ def _gradients(function: Callable[..., Any], order: int, oracle: Call, dev: Call
         want, got = on_both(oracle, dev, differentiate)
         if want.error is not None:
             return False
-        known = getattr(function, "name", None) not in UNINITIALIZED
         assert_same(got.value, want.value, strides=False, offset=False, values=known)
         ours, theirs = _strides_that_matter(got.value), _strides_that_matter(want.value)
         assert ours == theirs, f"gradients have strides {ours}, not {theirs}"

@@ -36,7 +36,8 @@ bool fits_onednn(const Tensor& input, at::TensorList hx, at::TensorList params) 
       std::all_of(hx.begin(), hx.end(), is_plain) &&
       std::all_of(params.begin(), params.end(), is_plain) &&
       hx[0].size(2) == hx[1].size(2) &&  // no projections
-      host_device(input.device().index()).type() == c10::kCPU;
+      host_device(input.device().index()).type() == c10::kCPU &&
+      !is_portable(input.device().index());
 }
 
 // The cases that PyTorch gives to cuDNN, less dropout between layers, whose state is kept

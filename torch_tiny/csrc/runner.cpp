@@ -240,10 +240,19 @@ void Runner::run_portable(const Region& region) {
 // The bytes of a number that came with a call.
 std::string Runner::number(const RegionBuffer& buffer) const {
   const auto& given = trace_.values[trace_.calls[buffer.call].first_value + buffer.value];
-  const auto value = buffer.item < 0 ? given : given.toList().get(buffer.item);
   auto bytes = [](const auto& one) {
     return std::string(reinterpret_cast<const char*>(&one), sizeof(one));
   };
+  if (given.isComplexDouble()) {
+    const auto complex = given.toComplexDouble();
+    return bytes(buffer.item == 0 ? complex.real() : complex.imag());
+  }
+  if (given.isTensor() && given.toTensor().is_complex()) {
+    const auto size = given.toTensor().element_size() / 2;
+    const auto* data = static_cast<const char*>(given.toTensor().const_data_ptr());
+    return {data + buffer.item * size, size};
+  }
+  const auto value = buffer.item < 0 ? given : given.toList().get(buffer.item);
   if (value.isDouble()) {
     return bytes(value.toDouble());
   }

@@ -4,8 +4,8 @@ What a region writes goes to new buffers, which take the place of the old ones a
 has to mind who still reads the old content, and a region that must not run leaves no trace.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,14 +15,18 @@ from torch_tiny.engine.codegen_nest import Nest
 from torch_tiny.engine.codegen_routine import RoutineStep
 from torch_tiny.engine.cuda import without_repetition
 from torch_tiny.graph import Buffer
+from torch_tiny.linalg.kernel import Style
+from torch_tiny.linalg.routine import emitted
 from torch_tiny.lower.promote import NoLowering
 from torch_tiny.lower.tools import DTYPES
 from torch_tiny.portable.kind import Kind, Opened
-from torch_tiny.uops import Context, UOp, buffer_param, dtypes, substituted
-from torch_tiny.uops.device import Source, narrowed, render
+from torch_tiny.uops import Context, DType, Ops, UOp, buffer_param, dtypes, substituted
+from torch_tiny.uops.device import Source, narrowed, render, render_linear
 
 _MOST_PIECES = 256
 _LEAST_LENGTH = 1024  # of a piece of a reduction
+_MOST_GROUPS = 65535  # of threads, in one dimension of WebGPU
+_SCRATCH_BYTES = 16 << 10  # of fast memory for a matrix
 
 
 @dataclass(frozen=True)
@@ -88,34 +92,31 @@ def generate(
     typed = [(DTYPES[number_dtype(kind, b.dtype)], b.size) for b in buffers]
     typed.append((dtypes.bool, 1))
     with Context(**SETTINGS):  # type: ignore[no-untyped-call]
-        nests, arguments = scheduled(typed, values, False, opened.most_buffers)
-        new = arguments.temporary
-        if any(isinstance(step, RoutineStep) for step in nests):
-            raise NoLowering(f"{kind.name} has no factorizations")
-        apart = [
-            n for nest in nests if isinstance(nest, Nest) for n in without_repetition(nest, new)
-        ]
-        cut = [n for nest in apart for n in cut_reductions(nest, new, _pieces)]
-        lowered = [_lowered(kind, opened, nest) for nest in cut]
+        steps, arguments = scheduled(typed, values, False, opened.most_buffers)
+        pieces = [p for step in steps for p in _lowered(kind, opened, step, arguments.temporary)]
     temporaries: dict[int, int] = {}
     sizes: list[int] = []
     kernels = []
-    for (source, slots), nest in zip(lowered, cut, strict=True):
+    for piece in pieces:
         uses = []
-        params = {u.arg.slot: u for u in nest.sink().toposort() if u.op.name == "PARAM"}
-        for slot in (slots[k] for k in source.slots):
+        for slot, nbytes in piece.parameters:
             number = arguments.numbers[slot]
-            if number is None:
-                if slot not in temporaries:
-                    temporaries[slot] = -1 - len(sizes)
-                    param = params[slot]
-                    sizes.append(param.max_numel() * param.dtype.itemsize)
-                number = temporaries[slot]
-            uses.append(number)
-        threads = source.group or (1, 1, 1)
+            if number is None and slot not in temporaries:
+                sizes.append(nbytes)
+                temporaries[slot] = -len(sizes)
+            uses.append(temporaries[slot] if number is None else number)
+        source, threads = piece.source, piece.source.group or (1, 1, 1)
         kernels.append(Kernel(source.name, source.text, tuple(uses), source.launch, threads))
     text = "\n".join(kernel.source for kernel in kernels)
     return Program(tuple(kernels), tuple(sizes), source=text)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A kernel, and for each of its parameters the slot and the bytes of the buffer."""
+
+    source: Source
+    parameters: tuple[tuple[int, int], ...]
 
 
 def _with_numbers(
@@ -143,21 +144,58 @@ def _pieces(nest: Nest, length: int) -> int:
     return max(1, min(_MOST_PIECES, length // _LEAST_LENGTH))
 
 
-def _lowered(kind: Kind, opened: Opened, nest: Nest) -> tuple[Source, tuple[int, ...]]:
-    plain, slots = renumbered(nest.sink())
-    found = _rendered.get((kind.name, plain))
+def _lowered(
+    kind: Kind, opened: Opened, step: Nest | RoutineStep, new: Callable[[DType, int], UOp]
+) -> Iterator[_Piece]:
+    if isinstance(step, RoutineStep):
+        yield _routine(kind, opened, step)
+        return
+    for nest in without_repetition(step, new):
+        for piece in cut_reductions(nest, new, _pieces):
+            sink = piece.sink()
+            plain, slots = renumbered(sink)
+            source = _rendered(kind, opened, plain)
+            nbytes = {
+                u.arg.slot: u.max_numel() * u.dtype.itemsize
+                for u in sink.toposort()
+                if u.op is Ops.PARAM
+            }
+            yield _Piece(source, tuple((slots[k], nbytes[slots[k]]) for k in source.slots))
+
+
+def _routine(kind: Kind, opened: Opened, step: RoutineStep) -> _Piece:
+    """A factorization: one thread for each matrix of the batch."""
+    routine = step.routine
+    if routine.batch > _MOST_GROUPS or any(
+        dtype.itemsize not in (4, 8) for dtype, _ in routine.sizes
+    ):
+        raise NoLowering("a factorization of too many matrices, or of small types")
+    uops = emitted(routine, Style.SERIAL, _SCRATCH_BYTES)
+    source = render_linear(uops, opened.renderer, "k", kind.template)
+    source = _built(kind, opened, source)
+    sizes = [routine.batch * size * dtype.itemsize for dtype, size in routine.sizes]
+    return _Piece(source, tuple((step.slots[k], sizes[k]) for k in source.slots))
+
+
+def _rendered(kind: Kind, opened: Opened, plain: UOp) -> Source:
+    """Kernels that differ in their buffers only, as in an optimizer's step, are rendered once."""
+    found = _sources.get((kind.name, plain))
     if found is None:
-        source = render(plain, opened.renderer, "k", kind.template)
-        found = Source(**{**vars(source), "text": kind.finish(source.text)})
-        built(opened, found.name, found.text, len(found.slots))
-        if len(_rendered) >= _MOST_RENDERED:
-            _rendered.clear()
-        _rendered[kind.name, plain] = found
-    return found, slots
+        found = _built(kind, opened, render(plain, opened.renderer, "k", kind.template))
+        if len(_sources) >= _MOST_RENDERED:
+            _sources.clear()
+        _sources[kind.name, plain] = found
+    return found
+
+
+def _built(kind: Kind, opened: Opened, source: Source) -> Source:
+    finished = replace(source, text=kind.finish(source.text))
+    built(opened, finished.name, finished.text, len(finished.slots))
+    return finished
 
 
 _MOST_RENDERED = 4096
-_rendered: dict[tuple[str, UOp], Source] = {}
+_sources: dict[tuple[str, UOp], Source] = {}
 
 
 def built(opened: Opened, name: str, text: str, buffers: int) -> object:

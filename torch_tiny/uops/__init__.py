@@ -74,6 +74,7 @@ from tinygrad.uop.symbolic import (
 from tinygrad.uop.weak import pm_cast_weak, pm_commit_weak, pm_lower_index_dtype
 
 __all__ = [
+    "SEALED",
     "AddrSpace",
     "AxisType",
     "Context",
@@ -300,7 +301,7 @@ def _sealed(name: str, dtype: DType, operands: tuple[UOp, ...]) -> UOp:
     return UOp(Ops.MULACC, dtype, (operands[0], operands[-1], mark))
 
 
-_NAMES = {
+SEALED = {
     Ops.ADD: "add",
     Ops.MUL: "mul",
     Ops.SUB: "sub",
@@ -350,7 +351,7 @@ def _seal_one(u: UOp) -> UOp | None:
     if u.dtype in _HALVES:
         wide = UOp(u.op, dtypes.float32, tuple(s.cast(dtypes.float32) for s in u.src), u.arg)
         return wide.cast(u.dtype)
-    name, operands = _NAMES[u.op], u.src
+    name, operands = SEALED[u.op], u.src
     if u.op is Ops.MUL:
         negated = _factor(u, -1.0)
         if negated is not None:
@@ -399,7 +400,7 @@ def _flipped(bits: UOp) -> UOp:
 
 _seal = PatternMatcher(
     [
-        (UPat(tuple(_NAMES), name="u"), _seal_one),
+        (UPat(tuple(SEALED), name="u"), _seal_one),
         (UPat(Ops.REDUCE, name="r"), _seal_reduce),
     ]
 )

@@ -57,6 +57,8 @@ from tinygrad.uop.symbolic import (
 from tinygrad.uop.weak import pm_cast_weak, pm_commit_weak, pm_lower_index_dtype
 
 from torch_tiny.uops import (
+    SEALED,
+    AxisType,
     DType,
     Ops,
     PatternMatcher,
@@ -70,7 +72,7 @@ from torch_tiny.uops import (
     move_gates,
 )
 
-__all__ = ["Source", "narrowed", "open_device", "program", "render"]
+__all__ = ["Source", "narrowed", "open_device", "program", "render", "render_linear"]
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,51 @@ def render(
     slots = tuple(u.arg.slot for u in uops if u.op is Ops.PARAM)
     launch, group = info.launch_dims({})
     return Source(info.function_name, text, slots, launch, group, frozenset(opening.calls))
+
+
+def render_linear(
+    uops: Sequence[UOp], renderer: Renderer, name: str, template: Callable[[str, DType], str]
+) -> Source:
+    """Source text of a kernel that is a list of UOps already; its one GLOBAL loop are the groups.
+
+    Each group is one thread.
+    """
+    new: dict[UOp, UOp] = {}
+    out: list[UOp] = []
+    launch = 1
+
+    def put(u: UOp) -> UOp:
+        if u.op is Ops.CONST:
+            u, of = UOp.cconst(u.arg, u.dtype), u
+            if of not in new:
+                new[of] = u
+                out.append(u)
+            return u
+        return new[u]
+
+    # Memory is declared outside of all loops.
+    for u in sorted(uops, key=lambda u: u.op is not Ops.BUFFER):
+        if u.op is Ops.END and u.src[1].arg[1] is AxisType.GLOBAL:
+            continue
+        if u.op is Ops.RANGE and u.arg[1] is AxisType.GLOBAL:
+            launch = int(u.vmax) + 1
+            new[u] = UOp(Ops.SPECIAL, dtypes.int32, (UOp.const(launch, dtypes.int32),), "gidx0")
+        elif u.op is Ops.END:
+            new[u] = UOp(Ops.END, dtypes.void, (UOp(Ops.NOOP), new[u.src[1]]), None, len(out))
+        elif u.op in SEALED and u.dtype in dtypes.floats:
+            text = template(SEALED[u.op], u.dtype)
+            new[u] = UOp(Ops.CUSTOM, u.dtype, tuple(put(s) for s in u.src), text)
+        elif u.op is Ops.BUFFER:
+            new[u] = u
+        else:
+            new[u] = u.replace(src=tuple(put(s) for s in u.src), tag=(u.tag, len(out)))
+        out.append(new[u])
+    # A load that is used once would be written where it is used, after what was stored meanwhile.
+    out.append(UOp(Ops.NOOP, src=tuple(u for u in out if u.op is Ops.LOAD)))
+    info = UOp.sink(arg=KernelInfo(name=name))
+    text = renderer.render([*out, info])
+    slots = tuple(u.arg.slot for u in out if u.op is Ops.PARAM)
+    return Source(info.arg.function_name, text, slots, (launch, 1, 1), (1, 1, 1), frozenset())
 
 
 def narrowed(values: Sequence[UOp]) -> list[UOp]:

@@ -1,0 +1,194 @@
+"""The operator database and random programs on portable devices: what passes, what falls back.
+
+    python -m tests.devices --kinds cl webgpu --samples 3 --programs 2000 --table docs/devices.md
+
+Items run in processes of their own, so that a crash costs one item. --table writes the list of
+operators that fall back to the host into a document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tests"))
+
+CHECKS = ("forward", "view", "inplace", "backward", "second_order")
+SECONDS = 300  # for an item
+Result = dict[str, Any]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.devices", description=__doc__)
+    parser.add_argument("--kinds", nargs="+", default=["cl", "webgpu"])
+    parser.add_argument("--samples", type=int, default=3, help="of each item; 0 for all")
+    parser.add_argument("--programs", type=int, default=2000)
+    parser.add_argument("--one-in", type=int, default=1, help="look at every n-th item")
+    parser.add_argument("--checks", nargs="*", default=CHECKS)
+    parser.add_argument("--log", type=Path, help="a file that gets every result as a line")
+    parser.add_argument("--table", type=Path, help="the document to write the table into")
+    parser.add_argument("--child", nargs=2, type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        return child(*args.child, args)
+    failed = 0
+    results = {kind: database(kind, args) for kind in args.kinds}
+    for kind, found in results.items():
+        print("\n".join(summary(kind, found)), flush=True)
+        if args.programs:
+            failed |= programs(kind, args.programs)
+    if args.table:
+        write_table(args.table, results)
+    return failed
+
+
+def database(kind: str, args: argparse.Namespace) -> list[Result]:
+    """Every item, a new process after each crash."""
+    results: list[Result] = []
+    begin, total = 0, None
+    while total is None or begin < total:
+        command = [
+            *(sys.executable, "-m", "tests.devices", "--child", str(begin), str(1 << 30)),
+            *("--samples", str(args.samples), "--one-in", str(args.one_in)),
+            *("--checks", *args.checks),
+        ]
+        environment = {
+            **os.environ,
+            "TORCH_TINY_DEVICES": kind,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            "PYTHONWARNINGS": "ignore",
+        }
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        started: Result | None = None
+        for line in process.stdout:
+            if not line.startswith("{"):
+                continue
+            said = json.loads(line)
+            total = said.pop("total", total)
+            begin = said.pop("number", begin)
+            if "status" in said:
+                started = None
+                begin += 1
+                keep(results, said, kind, args)
+            else:
+                started = said
+        if process.wait() and started is not None:
+            keep(
+                results, {**started, "status": "crash", "why": f"{process.returncode}"}, kind, args
+            )
+            begin += 1
+        elif process.returncode or total is None:
+            raise RuntimeError(f"no items ran on {kind}: status {process.returncode}")
+    return results
+
+
+def keep(results: list[Result], said: Result, kind: str, args: argparse.Namespace) -> None:
+    results.append(said)
+    if args.log:
+        with args.log.open("a") as file:
+            file.write(json.dumps({"kind": kind, **said}) + "\n")
+    if len(results) % 100 == 0:
+        counts = Counter(result["status"] for result in results)
+        print(f"{kind}: {len(results)} items, {dict(counts)}", flush=True)
+
+
+def child(begin: int, end: int, args: argparse.Namespace) -> int:
+    """Run items; say before and after each what it is and how it went."""
+    import torch
+    from opdb.compare import NotApplicable, synchronize
+    from opdb.items import items
+    from opdb.samples import limited
+
+    torch.set_num_threads(1)
+    chosen = [i for c in args.checks for i in items(c) if i.dtype == torch.float32]
+    chosen = chosen[:: args.one_in]
+    say({"total": len(chosen)})
+    for number, item in list(enumerate(chosen))[begin:end]:
+        about = {"number": number, "check": item.check, "op": item.op.full_name}
+        say(about)
+        torch.tiny.reset_metrics()
+        status, why, started = "passed", "", time.monotonic()
+        signal.alarm(SECONDS)
+        try:
+            with limited(args.samples):
+                item.run("tiny")
+        except NotApplicable as error:
+            status, why = "n/a", str(error)
+        except Exception as error:
+            status, why = "failed", f"{type(error).__name__}: {error}"[:500]
+        finally:
+            try:
+                synchronize("tiny")
+            except Exception as error:
+                status, why = "failed", f"late {type(error).__name__}: {error}"[:500]
+            signal.alarm(0)
+        fallbacks = sorted({one["reason"] for one in torch.tiny.metrics()["fallbacks"]})
+        seconds = round(time.monotonic() - started, 2)
+        say({**about, "status": status, "why": why, "fallbacks": fallbacks, "seconds": seconds})
+    return 0
+
+
+def say(what: Result) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def summary(kind: str, results: list[Result]) -> list[str]:
+    """A line per check, and how many operators never needed the host."""
+    lines = [f"op_db, float32, on {kind}"]
+    for check in (*CHECKS, "all"):
+        here = [r for r in results if check in (r["check"], "all")]
+        counts = Counter(result["status"] for result in here)
+        applicable = sum(counts.values()) - counts["n/a"]
+        if applicable:
+            share = counts["passed"] / applicable
+            others = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+            lines.append(f"  {check:<14}{share:>8.2%} of {applicable:>5} pass ({others})")
+    operators = {r["op"] for r in results if r["status"] != "n/a"}
+    on_host = {r["op"] for r in results if r.get("fallbacks")}
+    share = 1 - len(on_host & operators) / max(len(operators), 1)
+    lines.append(f"  {share:.2%} of {len(operators)} operators without the host")
+    return lines
+
+
+def programs(kind: str, count: int) -> int:
+    command = [sys.executable, "-m", "tests.programs", "--count", str(count), "--keep-going", "9"]
+    environment = {**os.environ, "TORCH_TINY_DEVICES": kind, "PYTHONPATH": str(ROOT)}
+    print(f"random programs on {kind}", flush=True)
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+_BEGIN, _END = "<!-- fallbacks -->", "<!-- end of fallbacks -->"
+
+
+def write_table(path: Path, results: dict[str, list[Result]]) -> None:
+    """Replace what stands between two marks of a document."""
+    by_operator: dict[str, dict[str, set[str]]] = {}
+    for kind, found in results.items():
+        for result in found:
+            for op in result.get("fallbacks", ()):
+                by_operator.setdefault(op, {}).setdefault(kind, set()).add(result["op"])
+    rows = ["| operator on the host | kinds | seen in |", "|---|---|---|"]
+    for op, kinds in sorted(by_operator.items()):
+        seen = sorted(set().union(*kinds.values()))
+        more = f" and {len(seen) - 4} more" if len(seen) > 4 else ""
+        rows.append(f"| {op} | {', '.join(sorted(kinds))} | {', '.join(seen[:4])}{more} |")
+    text = path.read_text()
+    table = "\n".join((_BEGIN, *rows, _END))
+    path.write_text(re.sub(f"{_BEGIN}.*{_END}", lambda _: table, text, flags=re.DOTALL))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+"""Portable devices: each test runs programs in a process of its own, on OpenCL and on WebGPU."""
+
+import pytest
+import torch
+from harness import needs_cpu_memory, needs_tiny, python
+
+from torch_tiny import hosts
+
+pytestmark = [needs_tiny, needs_cpu_memory]  # the devices are those of the processes
+
+KINDS = ("cl", "webgpu")
+PROBE = 'import torch, torch_tiny; print((torch.ones(3, device="tiny") + 1).sum().item())'
+
+
+def why_not(kind: str) -> str | None:
+    """Why a kind cannot be tried here; `make devices` installs both."""
+    if reason := hosts.why_no_portable(kind):
+        return reason
+    try:
+        python(PROBE, TORCH_TINY_DEVICES=kind)
+    except AssertionError as error:
+        return str(error).splitlines()[-1]
+    return None
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    if reason := why_not(request.param):
+        pytest.skip(f"no {request.param}: {reason}; see make devices")
+    return str(request.param)
+
+
+def run(kind: str, code: str, **env: str) -> list[str]:
+    """The lines that a program prints on a portable device."""
+    head = "import torch, torch_tiny, warnings\nfrom torch.nn import functional as F\n"
+    return python(head + code, TORCH_TINY_DEVICES=kind, **env).splitlines()
+
+
+def test_results_are_the_cpus(kind: str) -> None:
+    code = """
+def program(device):
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 100), torch.randn(64, 100)
+    x, y = x.to(device), y.to(device)
+    x[3, :5] = 7
+    x.add_(y, alpha=0.3)
+    x.t()[::2].mul_(2)
+    z = (x * 2 + y).softmax(1) @ y.t()
+    return [x, z, z.argmax(1), x.sort(1).values, z.cumsum(0), x.unfold(1, 3, 2).amax(2), x > y]
+for ours, theirs in zip(program("tiny"), program("cpu")):
+    assert ours.stride() == theirs.stride()
+    torch.testing.assert_close(ours.cpu(), theirs)
+print([f["reason"] for f in torch.tiny.metrics()["fallbacks"]])
+"""
+    assert run(kind, code) == ["[]"]
+
+
+def test_nan_and_infinities_are_kept(kind: str) -> None:
+    """The compilers behind a device may take floats for real numbers; ours must not notice."""
+    code = """
+nan, inf = float("nan"), float("inf")
+x = torch.tensor([nan, inf, -inf, 0.0, -0.0, 1.0, -3.5])
+def program(x):
+    return [x - x, x / x, x * 0, (x + 1) - x, (1 + x) - 1, x.isnan(), x != x, x.isinf(), x.max(),
+            torch.maximum(x, x.flip(0)), torch.fmin(x, x.flip(0)), x.nan_to_num(), x.sign(),
+            x.exp(), x.abs().log(), x.tanh(), x.sqrt(), torch.atan2(x, -x), x.pow(3), 1 / x,
+            x.clamp(-1, 1), x.sort().values, x.copysign(-x), x.floor(), x.round(), x.argmax()]
+for ours, theirs in zip(program(x.to("tiny")), program(x)):
+    torch.testing.assert_close(ours.cpu(), theirs, equal_nan=True)
+    if theirs.is_floating_point():
+        zero = theirs == 0
+        assert torch.equal(ours.cpu()[zero].signbit(), theirs[zero].signbit()), (ours, theirs)
+"""
+    assert run(kind, code) == []
+
+
+def test_integers_are_exact(kind: str) -> None:
+    code = """
+g = torch.Generator().manual_seed(0)
+for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+    info = torch.iinfo(dtype)
+    a = torch.randint(info.min // 2, info.max // 2 + 1, (999,), generator=g).to(dtype)
+    b = torch.randint(1, 99, (999,), generator=g).to(dtype) * torch.tensor(1).to(dtype)
+    b[::2] //= -3 if info.min else 3
+    b[b == 0] = 7
+    for f in (torch.add, torch.sub, torch.mul, torch.floor_divide, torch.remainder, torch.fmod,
+              torch.maximum, torch.lt, torch.bitwise_xor, lambda a, b: a << b.abs() % 7,
+              lambda a, b: a >> b.abs() % 7, lambda a, b: a.sum(), lambda a, b: -a,
+              lambda a, b: torch.div(a, b, rounding_mode="trunc"), lambda a, b: a.cumsum(0)):
+        assert torch.equal(f(a.to("tiny"), b.to("tiny")).cpu(), f(a, b)), (dtype, f)
+print([f["reason"] for f in torch.tiny.metrics()["fallbacks"]])
+"""
+    assert run(kind, code) == ["[]"]
+
+
+def test_what_cannot_be_compiled_runs_on_the_host(kind: str) -> None:
+    code = """
+x = torch.tensor([3.0, 0.0, 5.0]).to("tiny")
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(3):
+        found = x.nonzero()
+print(found.flatten().tolist(), len(caught), caught[0].category.__name__)
+print("aten::nonzero" in str(caught[0].message), caught[0].filename, caught[0].lineno)
+fallbacks = torch_tiny.report().fallbacks
+print([(f.reason, f.count) for f in fallbacks])
+moved = {t.direction for t in torch_tiny.report().traffic}
+print("run on the host" in repr(torch_tiny.report()))
+"""
+    assert run(kind, code) == [
+        "[0, 2] 1 FallbackWarning",
+        "True <string> 7",
+        "[('aten::nonzero', 3)]",
+        "True",
+    ]
+
+
+def test_fallbacks_can_be_forbidden(kind: str) -> None:
+    code = """
+x = torch.ones(3, device="tiny")
+try:
+    x.nonzero()
+except NotImplementedError as error:
+    print("TORCH_TINY_FALLBACK" in str(error))
+print((x + 1).tolist())
+"""
+    assert run(kind, code, TORCH_TINY_FALLBACK="error") == ["True", "[2.0, 2.0, 2.0]"]
+
+
+def test_bad_input_raises_as_on_the_cpu(kind: str) -> None:
+    code = """
+def message(f):
+    try:
+        f()
+        torch.tiny.synchronize()
+    except Exception as error:
+        return type(error).__name__, str(error).splitlines()[0].partition(" (raised")[0]
+def ints(d, value, dtype=torch.int64):
+    return torch.full((2,), value, dtype=dtype, device=d)
+for f in (lambda d: torch.ones(4, device=d)[torch.tensor([9], device=d)],
+          lambda d: torch.ones(2, 3, device=d) @ torch.ones(2, 3, device=d),
+          lambda d: ints(d, 1) // ints(d, 0),
+          lambda d: ints(d, 1, torch.bool) - ints(d, 1, torch.bool),
+          lambda d: F.embedding(torch.tensor([7], device=d), torch.ones(3, 2, device=d))):
+    assert message(lambda: f("tiny")) == message(lambda: f("cpu")), message(lambda: f("tiny"))
+print((torch.ones(2, device="tiny") * 3).tolist())
+"""
+    assert run(kind, code) == ["[3.0, 3.0]"]
+
+
+def test_training_needs_no_host(kind: str) -> None:
+    code = """
+def train(device):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16),
+                                torch.nn.Linear(16, 3)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    x, y = torch.randn(20, 8).to(device), torch.randint(0, 3, (20,)).to(device)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack([loss.cpu() for loss in losses])
+torch.testing.assert_close(train("tiny"), train("cpu"))
+print([f["reason"] for f in torch.tiny.metrics()["fallbacks"]])
+"""
+    assert run(kind, code) == ["[]"]
+
+
+def test_memory_is_counted_and_given_back(kind: str) -> None:
+    code = """
+x = torch.ones(1000, device="tiny") + 1
+torch.tiny.synchronize()
+held = torch.tiny.memory_allocated()
+del x
+torch.tiny.synchronize()
+print(held >= 4000, torch.tiny.memory_allocated() <= held - 4000, torch.tiny.device_name())
+try:
+    torch.ones(3, device="tiny").numpy()
+except TypeError as error:
+    print("cpu" in str(error))
+print(repr(torch.ones(2, device="tiny")))
+"""
+    assert run(kind, code) == ["True True " + kind, "True", "tensor([1., 1.], device='tiny:0')"]
+
+
+def test_devices_of_several_kinds(kind: str) -> None:
+    code = """
+a, b = torch.arange(4.0, device="tiny:0"), torch.arange(4.0, device="tiny:1")
+print(((a + 1).to("tiny:1") * b).tolist(), (b * 2).to("tiny:0").numpy().tolist())
+print(torch.tiny.device_name(0), torch.tiny.device_name(1), torch.tiny.is_portable(1))
+"""
+    expected = ["[0.0, 2.0, 6.0, 12.0] [0.0, 2.0, 4.0, 6.0]", f"cpu {kind} True"]
+    assert run(f"cpu,{kind}", code) == expected
+
+
+def test_plans_are_kept_on_disk(kind: str, tmp_path: object) -> None:
+    code = """
+from torch_tiny.portable.engine import engine
+x = torch.arange(6.0).to("tiny")
+print((x * x.exp()).sum().item(), engine.counts.compiles, engine.counts.cache_hits)
+"""
+    first, second = (run(kind, code, TORCH_TINY_CACHE=str(tmp_path))[0].split() for _ in range(2))
+    assert first[0] == second[0]
+    assert (first[1:], second[1:]) == (["1", "0"], ["0", "1"])
+
+
+def test_webgpu_has_no_float64() -> None:
+    if reason := why_not("webgpu"):
+        pytest.skip(f"no webgpu: {reason}; see make devices")
+    code = """
+for f in (lambda: torch.ones(3, dtype=torch.float64, device="tiny"),
+          lambda: torch.ones(3, device="tiny").double(),
+          lambda: torch.ones(3, device="tiny").sum(dtype=torch.float64),
+          lambda: torch.ones(3, dtype=torch.float64).to("tiny")):
+    try:
+        f()
+        print("no error")
+    except TypeError as error:
+        print("float64" in str(error) and "float32" in str(error))
+print((torch.ones(3, device="tiny") * 0.1).tolist() == (torch.ones(3) * 0.1).tolist())
+"""
+    assert run("webgpu", code) == ["True"] * 5
+
+
+def test_a_wrong_name_lists_the_right_ones() -> None:
+    with pytest.raises(ValueError, match=r"cl, .*webgpu"):
+        hosts.parse("webcpu")
+    assert set(KINDS) <= set(hosts.portable_kinds())
+
+
+def test_functions_are_precise(kind: str) -> None:
+    """Within a few units in the last place, also where an argument is large."""
+    code = """
+torch.manual_seed(0)
+x = torch.cat([torch.randn(500) * s for s in (1e-3, 1, 10, 1e4, 1e10)])
+for name in "exp expm1 log1p sin cos tan tanh sinh cosh asinh atan erf erfc log2 exp2".split():
+    f = getattr(torch, name)
+    exact = f(x.double())
+    ok = (exact.abs() < 3e38) & (exact.abs() > 1e-37)
+    error = ((f(x.to("tiny")).cpu().double() - exact) / exact).abs()[ok].max().item()
+    assert error < 8 * 2**-24, (name, error)
+base, power = torch.rand(2000) * 3, torch.randn(2000) * 30
+exact = base.double() ** power.double()
+ok = (exact < 3e38) & (exact > 1e-37)
+error = (((base.to("tiny") ** power.to("tiny")).cpu().double() - exact) / exact).abs()[ok].max()
+assert error < 8 * 2**-24, error
+"""
+    assert run(kind, code) == []
+
+
+def test_dtypes_of_portable_kinds_are_dtypes() -> None:
+    from torch_tiny.portable.kind import find_kind
+
+    for name in hosts.portable_kinds():
+        assert all(isinstance(dtype, torch.dtype) for dtype in find_kind(name).lacks)
