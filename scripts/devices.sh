@@ -29,13 +29,14 @@ have_opencl || install pocl-opencl-icd ocl-icd-libopencl1 || echo "devices: no O
 if ! have_vulkan; then
   install mesa-vulkan-drivers || true
 fi
-if ! have_vulkan; then
+# The mirror that this machine uses.
+mirror=$(apt-cache policy | sed -n 's/.*\(https\{0,1\}:[^ ]*debian\) .*/\1/p' | grep -v security | head -n 1)
+if ! have_vulkan && [ -n "$mirror" ]; then
   # The release's own driver is too old: sums past 65,535 terms are wrong. Backports have another.
   . /etc/os-release
-  mirror=$(apt-cache policy | sed -n 's/.*\(https\{0,1\}:[^ ]*debian\) .*/\1/p' | grep -v security | head -n 1)
   list=/etc/apt/sources.list.d/torch-tiny-backports.list
   trap 'rm -f "$list"' EXIT
-  echo "deb ${mirror:-http://deb.debian.org/debian} $VERSION_CODENAME-backports main" >"$list"
+  echo "deb $mirror $VERSION_CODENAME-backports main" >"$list"
   apt-get update --quiet --quiet
   install --target-release "$VERSION_CODENAME-backports" mesa-vulkan-drivers || true
 fi
