@@ -8,6 +8,7 @@ from bench.sides import Side, Step
 
 ADDS = 100
 ROWS, COLUMNS = 4096, 1024
+MATRICES = 4096 if torch.cuda.is_available() else 1024
 
 
 def adds(side: Side) -> Step:
@@ -74,6 +75,27 @@ def cholesky(side: Side) -> Step:
     A = (factor @ factor.mT + 32 * torch.eye(32)).to(side.device)
     b = torch.randn(256, 32, 1).to(side.device)
     return side.compiled(lambda: torch.cholesky_solve(b, torch.linalg.cholesky(A)))
+
+
+def many_cholesky(side: Side) -> Step:
+    A, _ = _many_systems(side)
+    return side.compiled(lambda: torch.linalg.cholesky_ex(A).L)
+
+
+def many_lu(side: Side) -> Step:
+    A, _ = _many_systems(side)
+    return side.compiled(lambda: torch.linalg.lu_factor_ex(A).LU)
+
+
+def many_solves(side: Side) -> Step:
+    A, b = _many_systems(side)
+    return side.compiled(lambda: torch.linalg.solve_ex(A, b).result)
+
+
+def _many_systems(side: Side) -> tuple[Tensor, Tensor]:
+    factor = torch.randn(MATRICES, 32, 32)
+    A = (factor @ factor.mT + 32 * torch.eye(32)).to(side.device)
+    return A, torch.randn(MATRICES, 32, 1).to(side.device)
 
 
 def _matrix(side: Side) -> Tensor:

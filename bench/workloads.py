@@ -79,6 +79,20 @@ WORKLOADS = [
         bars=BARS,
     ),
     Workload("cholesky", "256 systems of 32x32 factored and solved", operators.cholesky, bars=BARS),
+    *(
+        Workload(
+            f"many-{name}",
+            f"{operators.MATRICES} matrices of 32x32: {what}",
+            make,
+            bars={EAGER_CPU: 0.7, EAGER_CUDA: 0.5},
+            in_mean=False,
+        )
+        for name, what, make in (
+            ("cholesky", "Cholesky's factor", operators.many_cholesky),
+            ("lu", "LU with pivots", operators.many_lu),
+            ("solves", "a system solved by LU", operators.many_solves),
+        )
+    ),
     Workload(
         "adam",
         "Adam alone, 100 tensors of 100k",

@@ -3,6 +3,8 @@
 With TORCH_TINY_ENGINE=uop they are refused by name.
 """
 
+from torch_tiny.lower import linalg
+
 _REASONS = {
     "what the result looks like depends on data: they run at once": """
         _linalg_check_errors _unique _unique2 bincount masked_select nonzero
@@ -41,4 +43,7 @@ _REFUSED = {
     "a mask as an index gives a result whose size depends on data": "index.Tensor index_put",
     "a recursion as long as the data says": "gcd lcm",
 }
-REFUSED = {f"aten::{name}": why for why, names in _REFUSED.items() for name in names.split()}
+REFUSED = {
+    **{f"aten::{name}": why for why, names in _REFUSED.items() for name in names.split()},
+    **{f"aten::{name}": "a factorization of complex numbers" for name in linalg.TABLE},
+}

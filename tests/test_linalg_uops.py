@@ -142,7 +142,22 @@ def other_functions(x: Tensor) -> list[Tensor]:
     ]
 
 
-# A batch of 17 is one matrix a lane of a vector, the others are one after the other.
+def factorizations(x: Tensor) -> list[Tensor]:
+    values, vectors = linalg.eigh(x + x.mT)
+    u, s, vh = linalg.svd(x)
+    return [
+        *linalg.cholesky_ex(positive(x)),
+        *linalg.lu_factor_ex(x),
+        *linalg.solve_ex(x, x[..., :3]),
+        *linalg.qr(x),
+        values,
+        (vectors * values[..., None, :]) @ vectors.mT,
+        s,
+        (u * s[..., None, :]) @ vh,
+    ]
+
+
+# Batches of 9 and more have a lane of a vector for each matrix, others are done one by one.
 SIZES = [
     (1, (17,)),
     (2, (3,)),
@@ -156,16 +171,21 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("n", "batch"), SIZES, ids=str)
+def test_factorizations(n: int, batch: tuple[int, ...]) -> None:
+    check(factorizations, general(*batch, n, n))
+
+
+@pytest.mark.parametrize(("n", "batch"), [(1, ()), (4, (2, 2)), (17, (9,))], ids=str)
 def test_triangular_family(n: int, batch: tuple[int, ...]) -> None:
     check(triangular_family, general(*batch, n, n))
 
 
-@pytest.mark.parametrize(("n", "batch"), SIZES[1:], ids=str)
+@pytest.mark.parametrize(("n", "batch"), [(3, (2, 2)), (13, (9,))], ids=str)
 def test_orthogonal_family(n: int, batch: tuple[int, ...]) -> None:
-    check(orthogonal_family, general(*batch, n + n // 3, n))
+    check(orthogonal_family, general(*batch, n + 1 + n // 3, n))
 
 
-@pytest.mark.parametrize(("n", "batch"), [(5, (17,)), (20, ())], ids=str)
+@pytest.mark.parametrize(("n", "batch"), [(5, (9,))], ids=str)
 def test_other_functions(n: int, batch: tuple[int, ...]) -> None:
     check(other_functions, general(*batch, n + 3, n))
 
@@ -292,18 +312,10 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
         (2, 3, 3),
     ),
     "cholesky": (lambda x: linalg.cholesky(positive(x)), (2, 3, 3)),
-    "cholesky_solve": (lambda x: torch.cholesky_solve(x, linalg.cholesky(positive(x))), (2, 3, 3)),
     "lu": (lambda x: torch.cat(linalg.lu(x)[1:], -1), (2, 3, 3)),
-    "lu_solve": (lambda x: linalg.lu_solve(*linalg.lu_factor(x), x[..., :1] + 1), (2, 3, 3)),
     "qr": (lambda x: torch.cat(linalg.qr(x), -2), (2, 4, 3)),
-    "householder_product": (
-        lambda x: linalg.householder_product(x, x[..., 0, :2] * 0.1),
-        (2, 4, 3),
-    ),
     "eigh": (rebuilt_eigh, (2, 3, 3)),
     "svd": (rebuilt_svd, (2, 3, 4)),
-    "lstsq": (lambda x: linalg.lstsq(x, x[..., :1] ** 2 + 1).solution, (2, 4, 3)),
-    "pinv": (linalg.pinv, (2, 3, 4)),
     "matrix_exp": (linalg.matrix_exp, (2, 3, 3)),
 }
 
@@ -329,7 +341,7 @@ def test_derivatives(name: str) -> None:
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["inv", "solve", "cholesky", "svd"])
+@pytest.mark.parametrize("name", ["solve", "cholesky"])
 def test_finite_differences(name: str) -> None:
     function, shape = FUNCTIONS[name]
     x = general(*shape).to("tiny").requires_grad_()

@@ -412,8 +412,12 @@ def test_operators_agree_with_the_cpu(dtype: torch.dtype, backward: bool, tmp_pa
     wrong = [
         f"{one.call.key[:200]}: {bad}"
         for one, bad in run_all(lowered, tmp_path / "operators.so")
-        if bad
+        if bad and one.call.op not in NOT_UNIQUE
     ]
     assert not wrong, "\n".join(wrong)
     unknown = set(missing) - NO_LOWERING.keys() - REFUSED.keys()
     assert not unknown, f"no lowering any more: {sorted(unknown)}"
+
+
+# Vectors up to their sign, and as large as their errors are: test_linalg_uops.py measures them.
+NOT_UNIQUE = {"aten::_linalg_eigh", "aten::_linalg_svd", "aten::linalg_matrix_exp"}
