@@ -13,7 +13,7 @@ from harness import ROOT, needs_tiny, only_on_cpu_memory, python
 from portable_draws import MANY, names
 from torch import Tensor
 
-from torch_tiny.hosts import available
+from torch_tiny.hosts import why_no_portable
 
 pytestmark = [needs_tiny, only_on_cpu_memory("compares with cpu memory; needs no GPU")]
 
@@ -67,8 +67,9 @@ def test_compiled_code_draws_the_same_bits(name: str, by_pytorch: Draws, compile
 
 
 KINDS = [
-    pytest.param(kind, marks=pytest.mark.skipif(kind not in available(), reason=f"no {kind} here"))
+    pytest.param(kind, marks=pytest.mark.skipif(why is not None, reason=str(why)))
     for kind in ("cl", "webgpu")
+    for why in [why_no_portable(kind)]
 ]
 FEW = """
 import sys
