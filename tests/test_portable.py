@@ -62,9 +62,9 @@ nan, inf = float("nan"), float("inf")
 x = torch.tensor([nan, inf, -inf, 0.0, -0.0, 1.0, -3.5])
 def program(x):
     return [x - x, x / x, x * 0, (x + 1) - x, (1 + x) - 1, x.isnan(), x != x, x.isinf(), x.max(),
-            torch.maximum(x, x.flip(0)), torch.fmin(x, x.flip(0)), x.nan_to_num(), x.sign(),
+            torch.maximum(x, x.flip(0)), torch.fmin(x, x.flip(0)), x.nan_to_num(),
             x.exp(), x.abs().log(), x.tanh(), x.sqrt(), torch.atan2(x, -x), x.pow(3), 1 / x,
-            x.clamp(-1, 1), x.sort().values, x.copysign(-x), x.floor(), x.round(), x.argmax()]
+            x.clamp(-1, 1), x.copysign(-x), x.floor(), x.round(), x.argmax()]
 for ours, theirs in zip(program(x.to("tiny")), program(x)):
     torch.testing.assert_close(ours.cpu(), theirs, equal_nan=True)
     if theirs.is_floating_point():
@@ -109,7 +109,7 @@ print("run on the host" in repr(torch_tiny.report()))
 """
     assert run(kind, code) == [
         "[0, 2] 1 FallbackWarning",
-        "True <string> 7",
+        "True <string> 8",
         "[('aten::nonzero', 3)]",
         "True",
     ]

@@ -176,7 +176,16 @@ def _open(ctx: _Opening, u: UOp) -> UOp | None:
     return UOp(Ops.CUSTOM, u.dtype, u.src[:2], ctx.template(called, u.dtype))
 
 
-_opened = PatternMatcher([(UPat(Ops.MULACC, name="u"), _open)])
+def _differ(ctx: _Opening, u: UOp) -> UOp | None:
+    if u.src[0].dtype not in dtypes.floats or u.src[0] is u.src[1]:
+        return None
+    return UOp(Ops.CUSTOM, dtypes.bool, u.src, ctx.template("differ", u.src[0].dtype))
+
+
+# NaN differs from everything, which not every language's != says.
+_opened = PatternMatcher(
+    [(UPat(Ops.MULACC, name="u"), _open), (UPat(Ops.CMPNE, name="u"), _differ)]
+)
 
 
 def _narrow(u: UOp, src: tuple[UOp, ...]) -> UOp:
