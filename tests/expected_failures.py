@@ -1,6 +1,7 @@
 """The known gaps: what the device does not do as its oracle does, and why.
 
-Each entry stands for one item of test_opdb.py; one that passes, or matches none, fails the run.
+Each entry of GAPS stands for one item of test_opdb.py; one that passes, or matches none, fails the
+run. COMPILED_GAPS are those of test_opdb_compiled.py beside them.
 """
 
 from dataclasses import dataclass
@@ -55,4 +56,13 @@ GAPS: list[Gap] = [
         Gap(f"nn.functional.{op}", "forward", "bfloat16", _ACCUMULATION, "cpu", ">=2.13")
         for op in _CHUNKED
     ),
+]
+
+_SIGNS = "an eigenvector's sign is left open, and the sample does not take it out"
+_SERIES = "the exponential's series in UOps is a few times less exact than the CPU's"
+
+COMPILED_GAPS: list[Gap] = [
+    Gap("linalg.eigh", "forward", "float32", _SIGNS),
+    Gap("matrix_exp", "forward", "float32", _SERIES),
+    Gap("matrix_exp", "backward", "float32", _SERIES),
 ]

@@ -43,7 +43,8 @@ _REFUSED = {
     "a mask as an index gives a result whose size depends on data": "index.Tensor index_put",
     "a recursion as long as the data says": "gcd lcm",
 }
-REFUSED = {
-    **{f"aten::{name}": why for why, names in _REFUSED.items() for name in names.split()},
-    **{f"aten::{name}": "a factorization of complex numbers" for name in linalg.TABLE},
-}
+REFUSED = {f"aten::{name}": why for why, names in _REFUSED.items() for name in names.split()}
+
+# These have one for real numbers only.
+_REAL_ONLY = "_logcumsumexp cumprod logaddexp logspace.out renorm scatter.reduce"
+REAL_ONLY = {f"aten::{name}" for name in (*_REAL_ONLY.split(), *linalg.TABLE)}

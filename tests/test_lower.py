@@ -385,8 +385,8 @@ def _largest_calls(dtype: torch.dtype, backward: bool) -> list[Call]:
             continue
         for call in record(op, dtype, 2, backward):
             name = call.op.removeprefix("aten::")
-            # Moving elements is the same for all; factorizations have tests of their own, which
-            # know that signs are left open.
+            # Moving elements is the same for all; factorizations are unique up to
+            # signs, which test_linalg_uops.py knows.
             if name in linalg.TABLE or (not backward and name in movement.TABLE):
                 continue
             tensors = [t for t in pytree.tree_leaves((call.args, call.kwargs, call.results))
@@ -412,12 +412,8 @@ def test_operators_agree_with_the_cpu(dtype: torch.dtype, backward: bool, tmp_pa
     wrong = [
         f"{one.call.key[:200]}: {bad}"
         for one, bad in run_all(lowered, tmp_path / "operators.so")
-        if bad and one.call.op not in NOT_UNIQUE
+        if bad
     ]
     assert not wrong, "\n".join(wrong)
     unknown = set(missing) - NO_LOWERING.keys() - REFUSED.keys()
     assert not unknown, f"no lowering any more: {sorted(unknown)}"
-
-
-# Vectors up to their sign, and as large as their errors are: test_linalg_uops.py measures them.
-NOT_UNIQUE = {"aten::_linalg_eigh", "aten::_linalg_svd", "aten::linalg_matrix_exp"}

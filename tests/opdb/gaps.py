@@ -1,7 +1,7 @@
 """Which items are known gaps."""
 
 import torch
-from expected_failures import GAPS, Gap
+from expected_failures import COMPILED_GAPS, GAPS, Gap
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from util import KIND
@@ -19,8 +19,10 @@ def known_gaps() -> list[Gap]:
     ]
 
 
-def gap_of(item: Item) -> Gap | None:
-    return next((gap for gap in known_gaps() if matches(gap, item)), None)
+def gap_of(item: Item, compiled: bool = False) -> Gap | None:
+    """The gap that an item is; there are more with everything compiled."""
+    gaps = [*known_gaps(), *(COMPILED_GAPS if compiled else ())]
+    return next((gap for gap in gaps if matches(gap, item)), None)
 
 
 def matches(gap: Gap, item: Item) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torch_tiny.lower import creation, elementwise, index, matmul, movement, reduce
+from torch_tiny.lower import creation, elementwise, index, masks, matmul, movement, reduce
 from torch_tiny.lower.arithmetic import absolute
 from torch_tiny.lower.complex_math import FUNCTIONS, any_nan, choose, filled, is_zero, power
 from torch_tiny.lower.complex_value import (
@@ -382,6 +382,9 @@ TABLE: dict[str, ComplexRule] = {
     **{name: _by_parts(reduce.TABLE[name], 0) for name in ("sum", "sum.dim_IntList", "cumsum")},
     **{name: _by_parts(reduce.TABLE[name], 0) for name in ("mean", "mean.dim")},
     "nansum": _nansum,
+    "masked_scatter": _by_parts(masks.TABLE["masked_scatter"]),
+    "masked_scatter_backward": _by_parts(masks.TABLE["masked_scatter_backward"]),
+    "nonzero_static": lambda z, *rest: masks.TABLE["nonzero_static"](_truth(z), *rest),
     "constant_pad_nd": _by_parts(movement.TABLE["constant_pad_nd"], 2),
     "scatter.value": _by_parts(index.TABLE["scatter.value"], 3),
     "index_fill.int_Scalar": _by_parts(index.TABLE["index_fill.int_Scalar"], 3),
