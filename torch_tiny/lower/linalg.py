@@ -5,10 +5,12 @@ from collections.abc import Sequence
 
 from torch_tiny.linalg.routine import run
 from torch_tiny.lower.conditions import require
+from torch_tiny.lower.index import gathered
 from torch_tiny.lower.layout import is_contiguous
 from torch_tiny.lower.matmul import matmul
 from torch_tiny.lower.promote import Lifted, NoLowering, cast
 from torch_tiny.lower.reduce import product
+from torch_tiny.lower.sort import sort
 from torch_tiny.lower.tools import Results, Rule, arange, cut, full, pad, total
 from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import int_shape
@@ -26,8 +28,28 @@ def cholesky(a: UOp, upper: bool) -> tuple[UOp, UOp]:
     batch, n, _ = _sizes(a)
     if 0 in a.shape:
         return a, full(batch, 0, dtypes.int32)
+    if n > _BLOCK:
+        if upper:
+            factor, info = cholesky(a.transpose(-1, -2), False)
+            return factor.transpose(-1, -2), info
+        return _cholesky_by_halves(a)
     factor, info = _run("cholesky", (n, upper), batch, [(a.dtype, n * n), _INT], [a])
     return _by_columns(factor, batch, n, n), info.reshape(batch)
+
+
+def _cholesky_by_halves(a: UOp) -> tuple[UOp, UOp]:
+    """Products do most of the work: L21 = A21 L11^-T, and L22 is the factor of A22 - L21 L21^T."""
+    n = int_shape(a)[-1]
+    half = _half(n)
+    first, info = cholesky(_part(a, (0, half), (0, half)), False)
+    below = solve_triangular(
+        first.transpose(-1, -2), _part(a, (half, n), (0, half)), True, False, False
+    )
+    rest = _part(a, (half, n), (half, n)) - matmul(below, below.transpose(-1, -2))
+    second, later = cholesky(rest, False)
+    info = _first_info(info, later, half)
+    zero = full((*int_shape(a)[:-2], half, n - half), 0, a.dtype)
+    return _joined([[first, zero], [below, second]]), info
 
 
 def lu_factor(a: UOp, pivot: bool = True) -> tuple[UOp, UOp, UOp]:
@@ -38,6 +60,8 @@ def lu_factor(a: UOp, pivot: bool = True) -> tuple[UOp, UOp, UOp]:
     count = min(m, n)
     if 0 in a.shape:
         return a, full((*batch, count), 0, dtypes.int32), full(batch, 0, dtypes.int32)
+    if count > _BLOCK:
+        return _lu_by_halves(a)
     results = [(a.dtype, m * n), (dtypes.int32, count), _INT]
     factors, pivots, info = _run("lu", (m, n), batch, results, [a])
     return (
@@ -50,11 +74,29 @@ def lu_factor(a: UOp, pivot: bool = True) -> tuple[UOp, UOp, UOp]:
 _INT = (dtypes.int32, 1)
 
 
+def _lu_by_halves(a: UOp) -> tuple[UOp, UOp, UOp]:
+    """The left half, what its pivots and L make of the right one, and what is left of that."""
+    _, m, n = _sizes(a)
+    half = _half(min(m, n))
+    left, pivots, info = lu_factor(_part(a, (0, m), (0, half)))
+    right = _permuted(_part(a, (0, m), (half, n)), pivots)
+    lower, below = _part(left, (0, half), (0, half)), _part(left, (half, m), (0, half))
+    above = solve_triangular(lower, _part(right, (0, half), (0, n - half)), False, True, True)
+    rest = _part(right, (half, m), (0, n - half)) - matmul(below, above)
+    second, more, later = lu_factor(rest)
+    return (
+        _joined([[_part(left, (0, half), (0, half)), above], [_permuted(below, more), second]]),
+        _side_by_side([pivots, more + half], -1),
+        _first_info(info, later, half),
+    )
+
+
 def _solve(a: UOp, b: UOp, left: bool, _check: bool = False) -> tuple[UOp, UOp, UOp, UOp]:
     is_vector = _is_vector(a, b)
     right = b.unsqueeze(-1) if is_vector else b
     batch, n, _ = _sizes(a)
-    if not left or 0 in (*a.shape, *right.shape) or _batch(a, right) != batch:
+    is_plain = left and _batch(a, right) == batch and n <= _BLOCK
+    if not is_plain or 0 in (*a.shape, *right.shape):
         factors, pivots, info = lu_factor(a)
         x = lu_solve(factors, pivots, right, left, False)
         return x.squeeze(-1) if is_vector else x, factors, pivots, info
@@ -80,6 +122,9 @@ def _inverse(a: UOp, _check: bool = False) -> tuple[UOp, UOp]:
     batch, n, _ = _sizes(a)
     if 0 in a.shape:
         return a, full(batch, 0, dtypes.int32)
+    if n > _BLOCK:
+        factors, pivots, info = lu_factor(a)
+        return lu_solve(factors, pivots, _identity(batch, n, n, a.dtype), True, False), info
     results = [(a.dtype, n * n), (a.dtype, n * n), (dtypes.int32, n), _INT]
     x, _, _, info = _run("solve", (n, 0), batch, results, [a])
     return _by_columns(x, batch, n, n), info.reshape(batch)
@@ -94,12 +139,25 @@ def lu_solve(factors: UOp, pivots: UOp, b: UOp, left: bool, adjoint: bool) -> UO
     batch = _batch(factors, b)
     if 0 in (*batch, n, columns):
         return full((*batch, n, columns), 0, b.dtype)
+    if n > _BLOCK:
+        return _lu_solve_by_halves(factors, pivots, b.expand((*batch, n, columns)), adjoint)
     by_columns = factors.transpose(-1, -2).expand((*batch, n, n))
     pivots = pivots.expand((*batch, n))
     b = b.expand((*batch, n, columns))
     given = [by_columns, pivots, b]
     (x,) = _run("lu_solve", (n, columns, adjoint), batch, [(b.dtype, n * columns)], given)
     return _by_columns(x, batch, n, columns)
+
+
+def _lu_solve_by_halves(factors: UOp, pivots: UOp, b: UOp, adjoint: bool) -> UOp:
+    batch, n = int_shape(b)[:-2], int_shape(b)[-2]
+    pivots = pivots.expand((*batch, n))
+    if adjoint:
+        turned = factors.transpose(-1, -2)
+        y = solve_triangular(turned, b, False, True, False)
+        return _permuted(solve_triangular(turned, y, True, True, True), pivots, back=True)
+    y = solve_triangular(factors, _permuted(b, pivots), False, True, True)
+    return solve_triangular(factors, y, True, True, False)
 
 
 def solve_triangular(a: UOp, b: UOp, upper: bool, left: bool, unit: bool) -> UOp:
@@ -109,10 +167,24 @@ def solve_triangular(a: UOp, b: UOp, upper: bool, left: bool, unit: bool) -> UOp
     batch, n, columns = _batch(a, b), int_shape(a)[-1], int_shape(b)[-1]
     if 0 in (*batch, n, columns):
         return full((*batch, n, columns), 0, b.dtype)
+    if n > _BLOCK:
+        return _triangular_by_halves(a, b, upper, unit)
     given = [a.expand((*batch, n, n)), b.expand((*batch, n, columns))]
     numbers = (n, columns, upper, unit)
     (x,) = _run("triangular_solve", numbers, batch, [(b.dtype, n * columns)], given)
     return _by_columns(x, batch, n, columns)
+
+
+def _triangular_by_halves(a: UOp, b: UOp, upper: bool, unit: bool) -> UOp:
+    n, columns = int_shape(b)[-2:]
+    half = _half(n)
+    parts = [(0, half), (half, n)]
+    first, second = parts[::-1] if upper else parts
+    every = (0, columns)
+    x = solve_triangular(_part(a, first, first), _part(b, first, every), upper, True, unit)
+    rest = _part(b, second, every) - matmul(_part(a, second, first), x)
+    y = solve_triangular(_part(a, second, second), rest, upper, True, unit)
+    return _side_by_side([y, x] if upper else [x, y], -2)
 
 
 def _triangular_solve(b: UOp, a: UOp, upper: bool, transpose: bool, unit: bool) -> Results:
@@ -125,6 +197,10 @@ def cholesky_solve(b: UOp, factor: UOp, upper: bool) -> UOp:
     batch, n, columns = _batch(factor, b), int_shape(factor)[-1], int_shape(b)[-1]
     if 0 in (*batch, n, columns):
         return full((*batch, n, columns), 0, b.dtype)
+    if n > _BLOCK:
+        lower = factor.transpose(-1, -2) if upper else factor
+        y = solve_triangular(lower, b, False, True, False)
+        return solve_triangular(lower.transpose(-1, -2), y, True, True, False)
     given = [factor.expand((*batch, n, n)), b.expand((*batch, n, columns))]
     numbers = (n, columns, upper)
     (x,) = _run("cholesky_solve", numbers, batch, [(b.dtype, n * columns)], given)
@@ -180,8 +256,7 @@ def _unpacked(factors: UOp, pivots: UOp, data: bool = True, order: bool = True) 
         return full((*batch, m, m), 0, factors.dtype), lower, upper
     if count == 0:
         return _identity(batch, m, m, factors.dtype), lower, upper
-    (places,) = _run("permutation", (m, count), batch, [(dtypes.int32, m)], [pivots])
-    row_of = places.reshape((*batch, 1, m))
+    row_of = _order(pivots, m).reshape((*batch, 1, m))
     permuted = row_of.eq(arange(m).reshape((m, 1)))
     return cast(permuted, factors.dtype), lower, upper
 
@@ -312,6 +387,47 @@ def _exponential(a: UOp) -> UOp:
 
 
 # --- pieces ---
+
+
+# Larger matrices are halved until they are no larger: a kernel for each piece, the rest products.
+_BLOCK = 128
+
+
+def _half(n: int) -> int:
+    """So that equal pieces come up again and again: they share their kernels."""
+    return -(-n // 2 // 64) * 64
+
+
+def _part(x: UOp, rows: tuple[int, int], columns: tuple[int, int]) -> UOp:
+    return x.shrink((*(None for _ in x.shape[:-2]), rows, columns))
+
+
+def _side_by_side(parts: Sequence[UOp], dim: int) -> UOp:
+    return parts[0].cat(*parts[1:], dim=dim)
+
+
+def _joined(blocks: Sequence[Sequence[UOp]]) -> UOp:
+    return _side_by_side([_side_by_side(row, -1) for row in blocks], -2)
+
+
+def _first_info(info: UOp, later: UOp, after: int) -> UOp:
+    return info.ne(0).where(info, later.ne(0).where(later + after, later))
+
+
+def _order(pivots: UOp, m: int) -> UOp:
+    """Which row of A is row i of the permuted matrix."""
+    *batch, count = int_shape(pivots)
+    (places,) = _run("permutation", (m, count), tuple(batch), [(dtypes.int32, m)], [pivots])
+    return places.reshape((*batch, m))
+
+
+def _permuted(x: UOp, pivots: UOp, back: bool = False) -> UOp:
+    """The rows of x swapped as the pivots say, or swapped back."""
+    m = int_shape(x)[-2]
+    order = _order(pivots, m)
+    if back:
+        order = sort(order, -1, False)[1].cast(dtypes.int32)
+    return gathered(x, x.ndim - 2, order.unsqueeze(-1).expand(int_shape(x)))
 
 
 def _is_finite(a: UOp) -> UOp:
