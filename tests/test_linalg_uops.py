@@ -198,6 +198,23 @@ def test_wide_matrices() -> None:
     check(program, general(9, 4, 7))
 
 
+def test_halves() -> None:
+    """Above 128 rows, products of halves do most of the work."""
+
+    def program(x: Tensor) -> list[Tensor]:
+        lu = linalg.lu_factor_ex(x)
+        right = x[..., :2]
+        return [
+            *linalg.cholesky_ex(positive(x)),
+            *lu,
+            *linalg.solve_ex(x, right),
+            linalg.lu_solve(*lu[:2], right, adjoint=True),
+            linalg.solve_triangular(x, right, upper=True),
+        ]
+
+    check(program, general(2, 150, 150))
+
+
 def test_large() -> None:
     def program(x: Tensor) -> list[Tensor]:
         return [
@@ -228,6 +245,8 @@ def test_types_and_layouts_of_the_arguments() -> None:
             linalg.solve_triangular(x, batch, upper=False),
             linalg.cholesky(positive(batch).double()),
             linalg.qr(batch.double().mT)[1],
+            linalg.inv(batch[:, :3, :3]),
+            linalg.solve(batch[:, :2, :2], batch[:, :2, 1:]),
         ]
 
     check(program, general(4, 4))
