@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 import torch
-from harness import agree, agree_on_error, numbers
+from harness import ROOT, agree, agree_on_error, needs_cpu_memory, needs_tiny, numbers, python
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from util import KIND, assert_same
@@ -140,3 +140,16 @@ def test_other_dtypes(dtype: torch.dtype, device: str) -> None:
 )
 def test_errors(program: Callable[[str], object], device: str) -> None:
     agree_on_error(program, device)
+
+
+@needs_tiny
+@needs_cpu_memory
+def test_every_call_is_compiled() -> None:
+    """All diagonals, their relatives and derivatives; mode `uop` refuses what has no lowering."""
+    file = ROOT / "tests" / "compiled_diagonals.py"
+    python(
+        f"import runpy; runpy.run_path({str(file)!r}, run_name='__main__')",
+        timeout=600,
+        TORCH_TINY_ENGINE="uop",
+        TORCH_TINY_CACHE="",
+    )

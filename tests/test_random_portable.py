@@ -13,6 +13,8 @@ from harness import ROOT, needs_tiny, only_on_cpu_memory, python
 from portable_draws import MANY, names
 from torch import Tensor
 
+from torch_tiny.hosts import why_no_portable
+
 pytestmark = [needs_tiny, only_on_cpu_memory("compares with cpu memory; needs no GPU")]
 
 PORTABLE = {"TORCH_TINY_RNG": "portable", "TORCH_TINY_CACHE": ""}
@@ -62,6 +64,46 @@ def test_threads_do_not_matter(by_pytorch: Draws, by_threads: Draws) -> None:
 @pytest.mark.parametrize("name", names())
 def test_compiled_code_draws_the_same_bits(name: str, by_pytorch: Draws, compiled: Draws) -> None:
     assert compiled[name].equal(by_pytorch[name])
+
+
+KINDS = [
+    pytest.param(kind, marks=pytest.mark.skipif(why is not None, reason=str(why)))
+    for kind in ("cl", "webgpu")
+    for why in [why_no_portable(kind)]
+]
+FEW = """
+import sys
+import torch, torch_tiny
+from torch.nn import functional as F
+torch.manual_seed(7)
+drawn = [
+    torch.rand(50, device="tiny"),
+    torch.randn(5, 7, device="tiny"),
+    torch.zeros(50, device="tiny").exponential_(1.5),
+    torch.randint(-5, 90, (50,), device="tiny"),
+    F.dropout(torch.ones(50, device="tiny"), 0.3),
+]
+torch.save([x.cpu() for x in drawn], sys.argv[1])
+assert not torch.tiny.metrics().get("fallbacks"), torch.tiny.metrics()["fallbacks"]
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_draw_the_same_bits(kind: str, tmp_path: Path) -> None:
+    """On a device of tinygrad it is the default, and nothing falls back to the host."""
+    found = []
+    for devices, stream in (("cpu", "portable"), (kind, "default")):
+        path = tmp_path / f"{devices}.pt"
+        python(
+            f"import sys; sys.argv = ['', {str(path)!r}]\n" + FEW,
+            timeout=600,
+            TORCH_TINY_DEVICES=devices,
+            TORCH_TINY_RNG=stream,
+            TORCH_TINY_CACHE="",
+        )
+        found.append(torch.load(path))
+    for one, other in zip(*found, strict=True):
+        assert one.equal(other)
 
 
 # --- it is Philox ---

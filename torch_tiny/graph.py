@@ -18,7 +18,7 @@ from torch_tiny.lower.conditions import all_hold, noted
 from torch_tiny.lower.layout import first_argument
 from torch_tiny.lower.tools import DTYPES
 from torch_tiny.trace import Call, Tensor, Trace, Value
-from torch_tiny.uops import DType, Ops, UOp, buffer_param
+from torch_tiny.uops import DType, Ops, UOp, buffer_param, simplified
 from torch_tiny.views import read, write
 
 MOST_CALLS = 100  # in a region: compile time grows faster than its calls
@@ -183,7 +183,7 @@ class _Evaluation:
         for call in self._calls:
             with noted() as found:
                 self._apply(call)
-            from_data = [one for one in found if any(u.op is Ops.PARAM for u in one.toposort())]
+            from_data = [one for one in found if not _is_true(one)]
             conditions += from_data
             guarded += [call] if from_data else []
         outputs: dict[int, UOp] = {}
@@ -286,6 +286,14 @@ class _Evaluation:
             self._numbers[key] = len(self._buffers)
             self._buffers.append(Buffer(dtype, size, slot))
         return self._numbers[key]
+
+
+def _is_true(condition: UOp) -> bool:
+    """Whether it holds whatever the data."""
+    if any(u.op is Ops.PARAM for u in condition.toposort()):
+        return False
+    value = simplified(condition).base
+    return value.op is Ops.CONST and bool(value.arg)
 
 
 def _part(dtype: torch.dtype) -> torch.dtype:

@@ -21,7 +21,7 @@ def from_tinygrad(tensor: "TinygradTensor") -> torch.Tensor:
     """
     from torch_tiny import _C
     from torch_tiny.lower.tools import DTYPES
-    from torch_tiny.uops import host_address, realized_base
+    from torch_tiny.uops.tensors import host_address, realized_base
     from torch_tiny.views import from_movement
 
     uop, buffer = realized_base(tensor)
@@ -56,7 +56,7 @@ def to_tinygrad(tensor: torch.Tensor) -> "TinygradTensor":
     """
     from torch_tiny import _C
     from torch_tiny.lower.tools import DTYPES
-    from torch_tiny.uops import tensor_of, uop_over_host
+    from torch_tiny.uops.tensors import tensor_of, uop_over_host
     from torch_tiny.views import ViewSpec, read
 
     if tensor.device.type != "tiny":
@@ -92,7 +92,7 @@ def _cpu_device() -> int:
 
 @functools.cache
 def _tinygrad_device() -> str:
-    from torch_tiny.uops import why_not_open
+    from torch_tiny.uops.tensors import why_not_open
 
     why = why_not_open("CPU")
     if why is None:

@@ -9,11 +9,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/topk.h>
-#include <torch/library.h>
 
+#include "composed.h"
 #include "generator.h"
 #include "portable_random.h"
-#include "record.h"
 
 namespace tiny {
 namespace {
@@ -124,26 +123,16 @@ at::Tensor& normal_both_out(
   return templates::normal_out_impl<ByCall, void>(out, mean, std, std::move(from));
 }
 
-// Calls `kFunction` where the device of the call draws portable numbers, and records it elsewhere.
-template <auto kFunction>
-void composed(const c10::OperatorHandle& op, c10::Stack* stack) {
-  using Function =
-      c10::CompileTimeFunctionPointer<std::remove_pointer_t<decltype(kFunction)>, kFunction>;
-  using Functor = typename c10::impl::WrapFunctionIntoFunctor<Function>::type;
-  for (const auto& value : torch::jit::last(*stack, op.schema().arguments().size())) {
-    if (value.isTensor() && value.toTensor().device().type() == kTiny &&
-        has_portable_numbers(value.toTensor().device().index())) {
-      Functor functor;
-      return c10::impl::make_boxed_from_unboxed_functor<Functor, false>::call(
-          &functor, op, c10::DispatchKeySet(), stack);
-    }
-  }
-  record(op, stack);
+bool draws_portable_numbers(c10::ArrayRef<c10::IValue> arguments) {
+  return std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& value) {
+    return value.isTensor() && value.toTensor().device().type() == kTiny &&
+        has_portable_numbers(value.toTensor().device().index());
+  });
 }
 
 template <auto kFunction>
 torch::CppFunction kernel() {
-  return torch::CppFunction::makeFromBoxedFunction<&composed<kFunction>>();
+  return composed_kernel<kFunction, &draws_portable_numbers>();
 }
 
 }  // namespace

@@ -138,8 +138,8 @@ void choose_portable_numbers() {
   all_portable = true;
 }
 
-bool has_portable_numbers(c10::DeviceIndex /*index*/) {
-  return all_portable;
+bool has_portable_numbers(c10::DeviceIndex index) {
+  return all_portable || is_portable(index);
 }
 
 const at::Generator& default_generator(c10::DeviceIndex index) {

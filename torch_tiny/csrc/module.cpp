@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "allocator.h"
+#include "data_sized.h"
 #include "device.h"
 #include "engine_module.h"
 #include "generator.h"
@@ -166,6 +167,7 @@ void init(const std::vector<std::string>& hosts, bool portable_numbers) {
     install_allocator();
     install_storage();
     install_portable_random();
+    install_data_sized();
     install_operators();
     return true;
   }();

@@ -202,14 +202,30 @@ void check_geometric(c10::ArrayRef<c10::IValue> given) {
   templates::geometric_impl_<Nothing, void>(self, number(given[1]), {});
 }
 
+// -log(1 - p) in float, without what 1 - p loses where p is small.
+float negative_log_of_rest(float p) {
+  const auto bits = std::bit_cast<int32_t>(1.0F - p);
+  const float m = std::bit_cast<float>((bits & 0x7FFFFF) | (126 << 23));
+  const bool large = 0.5F < p;
+  const float s = large ? (1.0F - m) / (1.0F + m) : p / (2.0F - p);
+  const float halvings = large ? static_cast<float>(126 - (bits >> 23)) : 0.0F;
+  const float square = s * s;
+  float sum = 1.0F / 19;
+  for (int k = 17; k > 0; k -= 2) {
+    sum = sum * square + 1.0F / static_cast<float>(k);
+  }
+  return halvings * 0.693147182F + (s * 2.0F) * sum;
+}
+
 void geometric(const at::Tensor& self, const Draw& draw, double p, double /*none*/) {
   const double unit = philox::negative_log(1.0 - p);
+  const float short_unit = negative_log_of_rest(static_cast<float>(p));
   fill_numbers(self, draw, "geometric_cpu", [&]<typename T>() {
-    return [unit](const philox::Words& w, int64_t /*i*/) {
+    return [unit, short_unit](const philox::Words& w, int64_t /*i*/) {
       if constexpr (std::is_same_v<T, double>) {
         return std::ceil(standard_double(Standard::kExponential, w) / unit);
       } else {
-        const float trials = std::ceil(philox::exponential(w[0]) / static_cast<float>(unit));
+        const float trials = std::ceil(philox::exponential(w[0]) / short_unit);
         if constexpr (std::is_integral_v<T>) {
           return static_cast<T>(static_cast<int64_t>(trials));
         } else {

@@ -138,7 +138,11 @@ bool try_call(
     HostScope scope(arguments.device);
     push_arguments(
         results, signature, arguments.values.data(), [&](size_t i) { return tensors[i]; }, device);
-    call_on_host(op, arguments.device, results);
+    if (op.portable != nullptr) {
+      results.resize(1);  // it fills its first argument
+    } else {
+      call_on_host(op, arguments.device, results);
+    }
   } catch (...) {
     return false;
   }

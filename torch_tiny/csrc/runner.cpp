@@ -215,7 +215,10 @@ void Runner::run_portable(const Region& region) {
     const auto written =
         portable_functions().run(device_, region.portable->number, buffers, numbers);
     if (!written.has_value()) {
-      return run_calls(region);
+      is_raising_ = true;
+      run_calls(region);
+      is_raising_ = false;
+      return;
     }
     auto next = written->begin();
     for (const auto& buffer : region.buffers) {
@@ -418,7 +421,7 @@ const at::Tensor& Runner::stand_in(const Use& use, const Spec& spec, Access acce
 void Runner::run_call(const Call& call) {
   const auto& signature = *call.signature;
   const auto writes = is_portable_ ? written_tensors(signature) : std::vector<bool>();
-  if (C10_UNLIKELY(is_portable_) && !is_transfer(signature)) {
+  if (C10_UNLIKELY(is_portable_) && !is_raising_ && !is_transfer(signature)) {
     note_fallback(device_, signature.op->name, call.where);
   }
   stack_.clear();

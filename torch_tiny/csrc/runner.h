@@ -58,6 +58,7 @@ class Runner {
   const c10::DeviceIndex device_;
   const c10::Device host_;
   const bool is_portable_;
+  bool is_raising_ = false;  // a call is known to raise: it does so on the host
   std::vector<SlotState> states_;
   c10::Stack stack_;
   union Number {

@@ -47,8 +47,12 @@ def _embedding_bag(weight: UOp, indices: UOp, offsets: UOp, _scale: bool, mode: 
         out = place(kept.where(scaled, full((), 0, picked.dtype)), 0, bag, bags)
         if mode == _MEAN:
             out = out / maximum(sizes, full_like(sizes, 1)).cast(out.dtype).unsqueeze(1)
-        largest = full((bags,), 0, indices.dtype)
+        largest = full(int_shape(offsets) if mode == _SUM else (bags,), 0, indices.dtype)
     kind = indices.dtype
+    if mode == _SUM and padding < 0:
+        bag = full((0,), 0, kind)  # which the CPU's fast kernel leaves out
+    if mode == _SUM and include_last:
+        sizes = pad(sizes, [(0, 1)])
     return cast(out, weight.dtype), cast(bag, kind), cast(sizes, kind), cast(largest, kind)
 
 

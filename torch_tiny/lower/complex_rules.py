@@ -159,6 +159,11 @@ def _lerp(start: Given, end: Given, weight: Given) -> Complex:
     return _rounded(choose(w.abs() < 0.5, near, far), start, end)
 
 
+def _slope(function: Callable[[Complex], Complex]) -> ComplexRule:
+    """A gradient, where the derivative is a function of the result."""
+    return _binary(lambda grad, out: grad * function(out).conj())
+
+
 def _complex(re: UOp, im: UOp) -> Complex:
     both = broadcast(re, im)
     return Complex(both[0], both[1])
@@ -415,6 +420,8 @@ TABLE: dict[str, ComplexRule] = {
     "addcdiv": _addcdiv,
     "lerp.Scalar": _lerp,
     "lerp.Tensor": _lerp,
+    "tanh_backward": _slope(lambda y: filled(y, 1.0) - y * y),
+    "sigmoid_backward": _slope(lambda y: (filled(y, 1.0) - y) * y),
     "complex": _complex,
     "polar": _polar,
     **dict.fromkeys(("_conj", "_conj_physical", "conj_physical"), lambda z: z.conj()),

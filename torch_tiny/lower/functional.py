@@ -86,12 +86,12 @@ _HEAVY = {
         if name.startswith(("scatter", "index_", "_index_put", "_unsafe_index_put", "put"))
         or name == "embedding_dense_backward"
     ),
-    *(f"aten::{name}" for name in reduce.TABLE if name.startswith(("cum", "logcum"))),
+    *(f"aten::{name}" for name in reduce.TABLE if name.strip("_").startswith(("cum", "logcum"))),
     *(
         f"aten::{name}"
         for family in (movement, pool)
         for name in family.TABLE
-        if name.endswith("_backward") and ("pad" in name or "upsample" in name)
+        if name.endswith("_backward") and any(k in name for k in ("pad", "upsample", "max_pool"))
     ),
     "aten::col2im",
     "aten::unfold_backward",

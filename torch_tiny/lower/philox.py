@@ -186,7 +186,7 @@ def normal(w: Words, dtype: DType) -> UOp:
 def exponential(w: Words, dtype: DType) -> UOp:
     if dtype == _F64:
         return negative_log(_uniform_double(w[0], w[1], 1))
-    result: UOp = _negative_log2_float(w[0]) * UOp.const(_f32(0.693147182), _F32)
+    result: UOp = _negative_log2_float(w[0]) * UOp.const(float32(0.693147182), _F32)
     return result
 
 
@@ -264,9 +264,9 @@ def exp(x: UOp) -> UOp:
         terms = [1.0 / k for k in _EXP_DOUBLE]
         bits, bias, shift = _I64, 1023, 52
     else:
-        bounds, log2 = (-103.0, 89.0), _f32(1.44269504)
-        ln2 = (0.693359375, _f32(-2.12194442e-4))
-        terms = [_f32(k) for k in _EXP_FLOAT]
+        bounds, log2 = (-103.0, 89.0), float32(1.44269504)
+        ln2 = (0.693359375, float32(-2.12194442e-4))
+        terms = [float32(k) for k in _EXP_FLOAT]
         bits, bias, shift = dtypes.int32, 127, 23
 
     def real(value: float) -> UOp:
@@ -291,5 +291,6 @@ def exp(x: UOp) -> UOp:
     return (total * first) * second
 
 
-def _f32(value: float) -> float:
+def float32(value: float) -> float:
+    """The nearest float32."""
     return float(struct.unpack("<f", struct.pack("<f", value))[0])

@@ -13,6 +13,7 @@ from torch_tiny.lower.philox import (
     cauchy,
     exp,
     exponential,
+    float32,
     negative_log,
     normal,
     uniform,
@@ -73,10 +74,34 @@ def _exponential_rule(self: UOp, rate: Number, numbers: Any) -> UOp:
 
 
 def _geometric_rule(self: UOp, p: Number, numbers: Any) -> UOp:
-    wide = _F64 if self.dtype == _F64 else _F32
-    unit = negative_log(call("sub", UOp.const(1.0, _F64), as_uop(p, _F64)))
-    trials = exponential(_drawn(numbers, self), wide) / cast(unit, wide)
-    return cast(call("ceil", trials), self.dtype)
+    w = _drawn(numbers, self)
+    if self.dtype == _F64:
+        unit = negative_log(call("sub", UOp.const(1.0, _F64), as_uop(p, _F64)))
+        return call("ceil", exponential(w, _F64) / unit)
+    return cast(call("ceil", exponential(w, _F32) / _negative_log_of_rest(as_uop(p, _F32))),
+                self.dtype)  # fmt: skip
+
+
+def _negative_log_of_rest(p: UOp) -> UOp:
+    """-log(1 - p) in float32, without what 1 - p loses where p is small."""
+
+    def real(value: float) -> UOp:
+        constant: UOp = UOp.const(value, _F32)
+        return constant
+
+    bits = call("sub", real(1.0), p).bitcast(dtypes.int32)
+    fraction = (bits & UOp.const(0x7FFFFF, dtypes.int32)) | UOp.const(126 << 23, dtypes.int32)
+    m = fraction.bitcast(_F32)
+    large = real(0.5) < p
+    s = large.where(call("sub", real(1.0), m) / (real(1.0) + m), p / call("sub", real(2.0), p))
+    halvings = (UOp.const(126, dtypes.int32) - (bits >> 23)).cast(_F32)
+    square = s * s
+    total = real(float32(1 / 19))
+    for k in range(17, 0, -2):
+        total = total * square + real(float32(1 / k))
+    logs = large.where(halvings, real(0.0)) * real(float32(0.693147182))
+    result: UOp = logs + (s * real(2.0)) * total
+    return result
 
 
 def _bernoulli_rule(self: UOp, p: Number | UOp, numbers: Any) -> UOp:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torch_tiny.lower.arithmetic import absolute, exp, is_nan, log, maximum
 from torch_tiny.lower.promote import (
@@ -187,62 +188,69 @@ def _scanned(x: UOp, dim: int) -> tuple[UOp, UOp, int]:
     return spread, there <= here, dim + 1
 
 
-Combine = Callable[[UOp, UOp], UOp]
+@dataclass(frozen=True)
+class _Scan:
+    """What becomes of several elements, of two parts, and of none."""
+
+    reduce: Callable[[UOp, tuple[int, ...]], UOp]
+    combine: Callable[[UOp, UOp], UOp]
+    identity: bool | int | float
+
+
 _SHORT = 256  # longer dimensions are scanned in rows, and then the rows' ends
 
 
-def _scan(x: UOp, dim: int, combine: Combine, identity: float) -> UOp:
-    """What `combine` makes of all elements up to each one."""
+def _scan(x: UOp, dim: int, how: _Scan) -> UOp:
+    """For each element what becomes of all up to it."""
     shape = int_shape(x)
     n = shape[dim]
-    reduce = _REDUCED[identity]
     if n <= _SHORT:
         spread, before, over = _scanned(x, dim)
-        return reduce(before.where(spread, full((), identity, x.dtype)), (over,))
+        return how.reduce(before.where(spread, full((), how.identity, x.dtype)), (over,))
     width = 1 << math.ceil(math.log2(math.sqrt(n)))
     rows = -(-n // width)
-    padded = pad(x, widths(x.ndim, dim, 0, rows * width - n), identity)
+    padded = pad(x, widths(x.ndim, dim, 0, rows * width - n), how.identity)
     split = padded.reshape((*shape[:dim], rows, width, *shape[dim + 1 :]))
-    inner = _scan(split, dim + 1, combine, identity)
+    inner = _scan(split, dim + 1, how)
     ends = cut(inner, dim + 1, width - 1, width)
-    carried = cut(_scan(ends, dim, combine, identity), dim, 0, rows - 1)
-    carried = pad(carried, widths(carried.ndim, dim, 1, 0), identity)
-    joined = combine(inner, carried).reshape((*shape[:dim], rows * width, *shape[dim + 1 :]))
-    return cut(joined, dim, 0, n)
+    carried = cut(_scan(ends, dim, how), dim, 0, rows - 1)
+    carried = pad(carried, widths(carried.ndim, dim, 1, 0), how.identity)
+    joined = how.combine(inner, carried)
+    return cut(joined.reshape((*shape[:dim], rows * width, *shape[dim + 1 :])), dim, 0, n)
 
 
-_REDUCED: dict[float, Callable[[UOp, tuple[int, ...]], UOp]] = {
-    0: lambda x, dims: x.sum(dims, dtype=x.dtype),
-    1: lambda x, dims: x.prod(dims),
-}
+_SUMS = _Scan(lambda x, dims: x.sum(dims, dtype=x.dtype), lambda a, b: a + b, 0)
+_PRODUCTS = _Scan(lambda x, dims: x.prod(dims), lambda a, b: a * b, 1)
 
 
-def _cumulative(combine: Combine, identity: float) -> Callable[..., UOp]:
+def _cumulative(how: _Scan) -> Callable[..., UOp]:
     def rule(x: UOp, dim: int, dtype: DType | None = None) -> UOp:
         result = to_dtype(dtype, x.dtype if is_float(x.dtype) else dtypes.int64)
         wide = cast(x, result).cast(math_dtype(result))
         if x.ndim == 0 or 0 in x.shape:
             return cast(wide, result)
-        return cast(_scan(wide, wrap_dim(dim, x.ndim), combine, identity), result)
+        return cast(_scan(wide, wrap_dim(dim, x.ndim), how), result)
 
     return rule
 
 
-cumsum = _cumulative(lambda a, b: a + b, 0)
-_cumprod = _cumulative(lambda a, b: a * b, 1)
+cumsum = _cumulative(_SUMS)
+
+
+def _maxima(x: UOp, dim: int) -> UOp:
+    return _scan(x, dim, _Scan(amax, maximum, lowest(x.dtype)))
 
 
 def _cumulative_best(x: UOp, dim: int) -> tuple[UOp, UOp]:
     """cummax: values, and the last index that holds them."""
     if x.ndim == 0 or 0 in x.shape:
         return x, full(int_shape(x), 0, dtypes.int64)
-    spread, before, over = _scanned(x, dim)
-    values = amax(before.where(spread, full((), lowest(x.dtype), x.dtype)), (over,))
-    same = spread.eq(values.unsqueeze(over))
-    if is_float(x.dtype):
-        same = same | (is_nan(spread) & is_nan(values.unsqueeze(over)))
-    index = (same & before).where(positions(int_shape(spread), over), full((), 0, dtypes.int32))
-    return values, index.max((over,)).cast(dtypes.int64)
+    dim = wrap_dim(dim, x.ndim)
+    values = _maxima(x, dim)
+    # The last one that was the greatest when it came.
+    came = x.eq(values) | is_nan(x)
+    at = came.where(positions(int_shape(x), dim), full((), 0, dtypes.int32))
+    return values, _maxima(at, dim).cast(dtypes.int64)
 
 
 def _cumulative_least(x: UOp, dim: int) -> tuple[UOp, UOp]:
@@ -253,9 +261,14 @@ def _cumulative_least(x: UOp, dim: int) -> tuple[UOp, UOp]:
 def _logcumsumexp(x: UOp, dim: int) -> UOp:
     if x.ndim == 0 or 0 in x.shape:
         return x
-    spread, before, over = _scanned(x.cast(math_dtype(x.dtype)), dim)
-    kept = before.where(spread, full((), -math.inf, spread.dtype))
-    return cast(logsumexp(kept, (over,), False), x.dtype)
+    how = _Scan(lambda v, dims: logsumexp(v, dims, False), _log_add, -math.inf)
+    return cast(_scan(x.cast(math_dtype(x.dtype)), wrap_dim(dim, x.ndim), how), x.dtype)
+
+
+def _log_add(a: UOp, b: UOp) -> UOp:
+    top = maximum(a, b)
+    same = a.eq(b) & absolute(a).eq(math.inf)
+    return same.where(a, top + call("log1p", exp(-absolute(a - b))))
 
 
 def _aminmax(x: UOp, dim: int | None, keepdim: bool) -> tuple[UOp, UOp]:
@@ -310,7 +323,7 @@ TABLE: dict[str, Rule] = {
     "count_nonzero.dim_IntList": lambda x, dims: sums(cast(x, dtypes.bool), dims),
     "count_nonzero": lambda x, dim: sums(cast(x, dtypes.bool), dim),
     "cumsum": cumsum,
-    "cumprod": _cumprod,
+    "cumprod": _cumulative(_PRODUCTS),
     "cummax": _cumulative_best,
     "cummin": _cumulative_least,
     "logcumsumexp": _logcumsumexp,

@@ -13,6 +13,7 @@ OPERATORS = {
     "mul": "(tt_hide({0})*tt_hide({1}))",
     "div": "(tt_hide({0})/{1})",
     "neg": "tt_neg({0})",
+    "differ": "!({0} == {1})",  # != is false for NaN
     "reciprocal": "(1.0/tt_hide({0}))",
     "sqrt": "sqrt({0})",
     "floor": "floor({0})",
@@ -79,7 +80,7 @@ fn tt_expm1(x: f32) -> f32 {
   p = p * x + 4.16666667e-2;
   p = p * x + 1.66666667e-1;
   p = p * x + 0.5;
-  return p * (x * x) + x;
+  return select(p * (x * x) + x, x, x == 0.0);
 }
 fn tt_log_parts(x: f32) -> vec2<f32> {
   let small = x < 1.17549435e-38;
@@ -129,7 +130,7 @@ fn tt_log10(x: f32) -> f32 {
 }
 fn tt_log1p(x: f32) -> f32 {
   if (abs(x) < 0.25) {
-    return x + (tt_log_near(x) - 0.5 * (x * x));
+    return select(x + (tt_log_near(x) - 0.5 * (x * x)), x, x == 0.0);
   }
   let u = tt_hide(1.0 + x);
   let rest = select(x - (u - 1.0), 1.0 - (u - x), x > 1.0);
@@ -238,7 +239,7 @@ fn tt_tanh(x: f32) -> f32 {
     p = p * s - 5.37397155531e-2;
     p = p * s + 1.33314422036e-1;
     p = p * s - 3.33332819422e-1;
-    return p * s * x + x;
+    return tt_copysign(p * s * x + x, x);
   }
   let r = select(1.0 - 2.0 / (tt_exp(2.0 * a) + 1.0), 1.0, a > 10.0);
   return select(tt_copysign(r, x), x, tt_isnan(x));

@@ -1,12 +1,10 @@
 """The one door to tinygrad: UOps, passes, and float operators that its algebra leaves alone."""
 
-import ctypes
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
-from weakref import WeakKeyDictionary
+from typing import cast
 
 from tinygrad.codegen import (
     devectorizer2,
@@ -36,7 +34,6 @@ from tinygrad.codegen.simplify import (
     pm_simplify_ranges,
     pm_split_ranges,
 )
-from tinygrad.device import Buffer, BufferSpec, Device
 from tinygrad.dtype import AddrSpace, DType, Invalid, dtypes
 from tinygrad.helpers import Context, Target
 from tinygrad.renderer import Renderer
@@ -76,9 +73,6 @@ from tinygrad.uop.symbolic import (
 )
 from tinygrad.uop.weak import pm_cast_weak, pm_commit_weak, pm_lower_index_dtype
 
-if TYPE_CHECKING:
-    from tinygrad.tensor import Tensor
-
 __all__ = [
     "SEALED",
     "AddrSpace",
@@ -102,12 +96,10 @@ __all__ = [
     "flatten_kernel",
     "graph_rewrite",
     "half_casts",
-    "host_address",
     "identity_element",
     "lower_kernel",
     "move_gates",
     "native_half_casts",
-    "realized_base",
     "routine_of",
     "routine_results",
     "schedule",
@@ -115,9 +107,6 @@ __all__ = [
     "simplified",
     "sink_of",
     "substituted",
-    "tensor_of",
-    "uop_over_host",
-    "why_not_open",
 ]
 
 DEVICE = "CPU"
@@ -288,61 +277,6 @@ def lower_kernel(
     sink = graph_rewrite(sink, pm_casted_consts, walk=True)
     sink = graph_rewrite(sink, pm_add_control_flow, ctx=CFGContext(sink), bottom_up=True)
     return line_rewrite(linearize(sink), pm_linearize_cleanups)
-
-
-# --- tensors of tinygrad ---
-
-
-def realized_base(tensor: "Tensor") -> tuple[UOp, "Buffer"]:
-    """A tensor as movement ops of memory that has been computed, and that memory."""
-    if tensor.uop.base.op is not Ops.BUFFER:
-        tensor.realize()
-    uop: UOp = tensor.uop
-    if uop.base.op is not Ops.BUFFER:
-        raise ValueError("this tinygrad tensor has no memory of its own (a constant, or sharded)")
-    return uop, cast(Buffer, uop.base.buffer).ensure_allocated()
-
-
-def host_address(buffer: "Buffer") -> int | None:
-    """Where a buffer lies in this process's memory; None if it does not."""
-    if buffer.device.split(":")[0] not in ("CPU", "PYTHON", "NPY"):
-        return None
-    Device[buffer.device].synchronize()  # type: ignore[no-untyped-call]
-    return _address(buffer.as_memoryview(allow_zero_copy=True)) if buffer.nbytes else 0
-
-
-def uop_over_host(device: str, dtype: DType, count: int, memory: memoryview) -> UOp:
-    """A flat buffer over memory of the host, which lives as long as the buffer does."""
-    if device == "PYTHON":
-        buffer = Buffer(device, count, dtype, opaque=memory)
-    else:
-        where = BufferSpec(external_ptr=_address(memory) if count else 0)
-        buffer = Buffer(device, count, dtype, options=where, preallocate=True)
-    _kept[buffer] = memory
-    uop: UOp = UOp.from_buffer(buffer)
-    return uop
-
-
-_kept: "WeakKeyDictionary[Buffer, memoryview]" = WeakKeyDictionary()
-
-
-def _address(memory: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
-
-
-def tensor_of(uop: UOp) -> "Tensor":
-    from tinygrad.tensor import Tensor
-
-    return Tensor(uop)
-
-
-def why_not_open(device: str) -> str | None:
-    """Why tinygrad cannot use a device here; None if it can."""
-    try:
-        Device[device]
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 # --- how it is done ---

@@ -176,7 +176,16 @@ def _open(ctx: _Opening, u: UOp) -> UOp | None:
     return UOp(Ops.CUSTOM, u.dtype, u.src[:2], ctx.template(called, u.dtype))
 
 
-_opened = PatternMatcher([(UPat(Ops.MULACC, name="u"), _open)])
+def _differ(ctx: _Opening, u: UOp) -> UOp | None:
+    if u.src[0].dtype not in dtypes.floats or u.src[0] is u.src[1]:
+        return None
+    return UOp(Ops.CUSTOM, dtypes.bool, u.src, ctx.template("differ", u.src[0].dtype))
+
+
+# NaN differs from everything, which not every language's != says.
+_opened = PatternMatcher(
+    [(UPat(Ops.MULACC, name="u"), _open), (UPat(Ops.CMPNE, name="u"), _differ)]
+)
 
 
 def _narrow(u: UOp, src: tuple[UOp, ...]) -> UOp:
@@ -249,6 +258,7 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     sink = graph_rewrite(sink, pm_dtype_decomps + pm_commit_weak, ctx=(set(), renderer))
     sink = graph_rewrite(sink, late, ctx=renderer)
     sink = graph_rewrite(sink, move_gates)
+    sink = graph_rewrite(sink, _valid_operands)
     sink = graph_rewrite(sink, _opened, ctx=opening)
     own = renderer.extra_matcher or PatternMatcher([])
     final = pm_commit_weak + pm_cast_weak + late + own + pm_split_ends + pm_remove_invalid
@@ -257,6 +267,16 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     sink = graph_rewrite(sink, pm_implicit_barriers)
     control = CFGContext(sink)
     return cast(UOp, graph_rewrite(sink, pm_add_control_flow, ctx=control, bottom_up=True))
+
+
+def _with_valid_operands(u: UOp) -> UOp | None:
+    """Where nobody reads a value, tinygrad may have marked what a sealed operator takes as such."""
+    if not any(s.base.is_invalid for s in u.src):
+        return None
+    return u.replace(src=tuple(UOp.const(0, u.dtype) if s.base.is_invalid else s for s in u.src))
+
+
+_valid_operands = PatternMatcher([(UPat(Ops.MULACC, name="u"), _with_valid_operands)])
 
 
 def _with_threads(sink: UOp, renderer: Renderer) -> UOp:

@@ -1,7 +1,9 @@
 """OpenCL: GPUs of all makers, and CPUs through PoCL."""
 
 import ctypes.util
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from torch_tiny.portable.kind import C_FUNCTIONS, Kind, Launch, Opened
@@ -35,6 +37,10 @@ class OpenCl(Kind):
         return None
 
     def open(self, index: int) -> Opened:
+        # PoCL 3 hands threads to a vectorizer whose masks of AVX-512 its LLVM 14 aborts on. Other
+        # drivers do not look at this.
+        if "avx512" in _cpuinfo():
+            os.environ.setdefault("POCL_WORK_GROUP_METHOD", "loops")
         return _Opened(self.device if index == 0 else f"{self.device}:{index}")
 
     def template(self, name: str, dtype: DType) -> str:
@@ -49,6 +55,11 @@ class OpenCl(Kind):
         # Threads of a group meet over arguments too.
         both = "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)"
         return _HEAD + text.replace("barrier(CLK_LOCAL_MEM_FENCE)", both)
+
+
+def _cpuinfo() -> str:
+    path = Path("/proc/cpuinfo")
+    return path.read_text() if path.exists() else ""
 
 
 KIND = OpenCl()

@@ -1,0 +1,168 @@
+"""Families of operators with everything compiled, beyond what the operator database asks."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from harness import agree, needs_cpu_memory, needs_tiny, numbers
+from util import DEVICE
+
+from torch_tiny import _C
+from torch_tiny.engine.settings import Settings
+from torch_tiny.engine.uop import Engine
+
+pytestmark = [needs_tiny, needs_cpu_memory]
+
+F = torch.nn.functional
+
+
+@pytest.fixture(autouse=True, scope="module")
+def everything_compiled() -> Iterator[None]:
+    engine = Engine(Settings("uop", False, None))
+    engine.start()
+    yield
+    _C.set_mode("aten")
+    engine.stop()
+
+
+def compiled(program: Callable[[str], Any]) -> None:
+    """The program agrees once its calls have been seen, and are compiled."""
+    program(DEVICE)
+    agree(program, DEVICE)
+
+
+def complex_numbers(device: str, *shape: int) -> torch.Tensor:
+    return torch.complex(numbers(*shape), numbers(*shape, seed=1)).to(device)
+
+
+def test_parts_of_complex_memory_are_views() -> None:
+    def program(device: str) -> list[torch.Tensor]:
+        z = complex_numbers(device, 3, 4)
+        z.real.mul_(2)
+        z.conj().imag.add_(1)
+        z.conj()[1] = 3 + 4j
+        torch.view_as_real(z)[2, :, 0] = 5.0
+        z.t()[1:3] *= z.t()[:2].conj() * (0.5 - 1j)
+        return [z, z.imag, z.conj() @ z.t(), z.conj().imag.clone()]
+
+    compiled(program)
+
+
+def test_complex_gradients() -> None:
+    def program(device: str) -> list[torch.Tensor]:
+        z = complex_numbers(device, 4, 5).requires_grad_()
+        x = numbers(5, seed=2).to(device).requires_grad_()
+        y = (torch.tanh(z * x) / (z.exp() + 2j)).abs().sum() + (z @ z.conj().t()).angle().sum()
+        return list(torch.autograd.grad(y, (z, x)))
+
+    compiled(program)
+
+
+@pytest.mark.parametrize("n", [1, 2, 64, 66, 97, 134, 1000])
+def test_fourier_transforms_of_any_length(n: int) -> None:
+    def program(device: str) -> list[torch.Tensor]:
+        x = numbers(2, n).to(device).requires_grad_()
+        spectrum = torch.fft.rfft(x, norm="ortho")
+        back = torch.fft.irfft(spectrum, n, norm="ortho")
+        (slope,) = torch.autograd.grad(spectrum.abs().sum(), x)
+        return [spectrum, back, slope, torch.fft.ifft(torch.fft.fft(x.t(), dim=0), dim=0)]
+
+    compiled(program)
+
+
+@pytest.mark.parametrize(
+    ("descending", "dtype"),
+    [(False, torch.float32), (True, torch.bfloat16), (True, torch.int64)],
+)
+def test_long_sorts(descending: bool, dtype: torch.dtype) -> None:
+    def program(device: str) -> list[torch.Tensor]:
+        x = (numbers(2, 1100) * 50).round()
+        x[0, :3] = torch.tensor([math.nan, math.inf, -math.inf])
+        x[1, :2] = torch.tensor([-0.0, 0.0])
+        x = (x if dtype.is_floating_point else x.nan_to_num(7, 8, 9)).to(dtype).to(device)
+        values, order = x.sort(dim=1, stable=True, descending=descending)
+        return [values, order, x.median(dim=1)[0], x.topk(4, dim=1)[0].sort()[0]]
+
+    compiled(program)
+
+
+@pytest.mark.parametrize("n", [255, 256, 257, 5000])
+def test_long_scans(n: int) -> None:
+    def program(device: str) -> list[torch.Tensor]:
+        x = numbers(3, n).to(device)
+        whole = (x * 10).long()
+        best, last = (x * 3).round().cummax(1)
+        with_nan = x.clone()
+        with_nan[1, n // 2] = math.nan
+        return [x.double().cumsum(1), whole.cumsum(1), (x * 0.01 + 1).double().cumprod(1), best,
+                last, *with_nan.cummin(1), x.double().logcumsumexp(1)]  # fmt: skip
+
+    compiled(program)
+
+
+def test_masks_that_count() -> None:
+    def program(device: str) -> list[torch.Tensor]:
+        x, mask = numbers(6, 50).to(device), (numbers(6, 50, seed=1) > 0).to(device)
+        y = x.masked_scatter(mask, numbers(300, seed=2).to(device))
+        count = int(mask.sum())
+        z = x.clone()
+        z[mask] = numbers(count, seed=3).to(device)
+        return [y, z, torch.nonzero_static(mask, size=200, fill_value=-1)]
+
+    compiled(program)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads", [4, 2])
+def test_attention(causal: bool, heads: int) -> None:
+    def program(device: str) -> list[torch.Tensor]:
+        q = numbers(2, 4, 7, 8).to(device).requires_grad_()
+        k, v = (numbers(2, heads, 7, 8, seed=s).to(device).requires_grad_() for s in (1, 2))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != 4)
+        return [out, *torch.autograd.grad((out * out).sum(), (q, k, v))]
+
+    compiled(program)
+
+
+def test_special_functions_over_their_range() -> None:
+    def program(device: str) -> list[torch.Tensor]:
+        a, x = ((numbers(500, seed=s) * 5).exp2().to(device) for s in (0, 1))
+        odd = torch.tensor([0.0, -0.0, 3e-42, -1e-40, math.inf, -math.inf, math.nan, 3.4e38])
+        line = torch.linspace(-30, 20, 301).to(device)
+        edges = [torch.tensor([0.0, 1, 2, math.inf, math.nan, -1]).to(device),
+                 torch.tensor([0.0, 0, math.inf, 2, 1, 1]).to(device)]  # fmt: skip
+        return [torch.igamma(a, x), torch.igammac(a, x), torch.igamma(*edges),
+                torch.igammac(*edges), *torch.frexp(odd.to(device)),
+                torch.special.airy_ai(line)]  # fmt: skip
+
+    compiled(program)
+
+
+def test_powers_of_integers() -> None:
+    def program(device: str) -> list[torch.Tensor]:
+        x = torch.tensor([0, 1, -1, 2, -3, 7, 0, 1, -1, 5]).to(device)
+        n = torch.tensor([0, 70, 71, 63, 33, 5, 3, 0, 0, 2]).to(device)
+        return [x**n, x.int() ** n.int(), x.abs().to(torch.uint8) ** n.to(torch.uint8)]
+
+    compiled(program)
+
+
+def test_gradient_scaling() -> None:
+    def program(device: str) -> list[torch.Tensor]:
+        results = []
+        for bad in (False, True):
+            grads = [numbers(5).to(device), numbers(3, 2, seed=1).to(device)]
+            if bad:
+                grads[1][1, 0] = math.inf
+            found = torch.zeros(1, device=device)
+            scale = torch.full((1,), 4.0, device=device)
+            streak = torch.full((1,), 1, dtype=torch.int32, device=device)
+            inverse = torch.full((1,), 0.25, device=device)
+            torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)
+            torch._amp_update_scale_(scale, streak, found, 2.0, 0.5, 2)
+            results += [*grads, found, scale, streak]
+        return results
+
+    compiled(program)
