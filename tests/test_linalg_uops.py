@@ -5,18 +5,25 @@ Results are measured against float64 by PyTorch's CPU, beside what its float32 m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cuda_machines import Emulator
 from harness import agree_on_error, needs_cpu_memory, needs_tiny, numbers
 from torch import Tensor, linalg
 from torch.autograd import gradcheck, gradgradcheck
 
 from torch_tiny import _C
+from torch_tiny.engine import cuda
 from torch_tiny.engine.settings import Settings
 from torch_tiny.engine.uop import Engine
+from torch_tiny.lower import linalg as rules
+from torch_tiny.uops import buffer_param, dtypes
+from torch_tiny.views import int_shape
 
 pytestmark = [needs_tiny, needs_cpu_memory]
 
@@ -198,6 +205,23 @@ def test_wide_matrices() -> None:
     check(program, general(9, 4, 7))
 
 
+def test_halves() -> None:
+    """Above 128 rows, products of halves do most of the work."""
+
+    def program(x: Tensor) -> list[Tensor]:
+        lu = linalg.lu_factor_ex(x)
+        right = x[..., :2]
+        return [
+            *linalg.cholesky_ex(positive(x)),
+            *lu,
+            *linalg.solve_ex(x, right),
+            linalg.lu_solve(*lu[:2], right, adjoint=True),
+            linalg.solve_triangular(x, right, upper=True),
+        ]
+
+    check(program, general(2, 150, 150))
+
+
 def test_large() -> None:
     def program(x: Tensor) -> list[Tensor]:
         return [
@@ -228,9 +252,44 @@ def test_types_and_layouts_of_the_arguments() -> None:
             linalg.solve_triangular(x, batch, upper=False),
             linalg.cholesky(positive(batch).double()),
             linalg.qr(batch.double().mT)[1],
+            linalg.inv(batch[:, :3, :3]),
+            linalg.solve(batch[:, :2, :2], batch[:, :2, 1:]),
         ]
 
     check(program, general(4, 4))
+
+
+@pytest.mark.parametrize(("n", "batch"), [(7, 5), (40, 2)], ids=str)
+def test_threads_of_a_gpu(n: int, batch: int, tmp_path: Path) -> None:
+    """A warp for each small matrix, a block for each larger one, in an emulation."""
+    x = general(batch, n, n).float()
+    given = buffer_param(0, dtypes.float32, x.numel()).reshape(tuple(x.shape))
+    symmetric = given + given.transpose(-1, -2)
+    values = [
+        *rules.lu_factor(given),
+        rules._solve(given, given, True)[0],
+        *rules.qr(given, "reduced"),
+        rules.eigh(symmetric, "L", False)[0],
+        rules.svd(given, False, False)[1],
+    ]
+    shapes = [int_shape(value) for value in values]
+    made = [(v.dtype, math.prod(shape)) for v, shape in zip(values, shapes, strict=True)]
+    outputs = {1 + i: v.reshape((-1,)) for i, v in enumerate(values)}
+    program = cuda.generate([(dtypes.float32, x.numel()), *made], outputs)
+    kinds = {dtypes.float32: torch.float32, dtypes.int32: torch.int32}
+    memory = [x, *(torch.zeros(size, dtype=kinds[dtype]) for dtype, size in made)]
+    machine = Emulator(tmp_path)
+    machine.load(program)
+    machine.run(program, memory)
+    expected = [
+        *linalg.lu_factor_ex(x),
+        linalg.solve(x, x),
+        *linalg.qr(x),
+        linalg.eigvalsh(x + x.mT),
+        linalg.svdvals(x),
+    ]
+    for ours, theirs, shape in zip(memory[1:], expected, shapes, strict=True):
+        torch.testing.assert_close(ours.reshape(shape), theirs, rtol=1e-4, atol=1e-4)
 
 
 # --- hard matrices ---

@@ -93,6 +93,11 @@ def _divisor(n: int, limit: int) -> int:
     return next(d for d in range(min(n, max(limit, 1)), 0, -1) if n % d == 0)
 
 
+def _shortened(loop: UOp, steps: int) -> UOp:
+    """In its place among the others: parts of a loop that was split share a number."""
+    return loop.replace(src=(UOp.const(steps),), arg=(*loop.arg[:-1], AxisType.WEAK))
+
+
 def _new_ids(sink: UOp) -> "itertools.count[int]":
     used = (u.arg[0] for u in sink.toposort() if u.op is Ops.RANGE)
     return itertools.count(1 + max(used, default=0))
@@ -156,7 +161,7 @@ def _columns(end: UOp, ids: "itertools.count[int]") -> UOp:
         width = extent(column)
     if width > 16 * MAX_COLUMNS:
         return end
-    block = UOp.range(extent(column) // width, column.arg[0], AxisType.WEAK)
+    block = _shortened(column, extent(column) // width)
     inside = tuple(r for r in (*loops[:-1], block) if extent(r) > 1)
     outside = (*end.ranges, *inside)
     filled: dict[UOp, UOp] = {}
@@ -227,7 +232,7 @@ def _tile(sink: UOp) -> UOp:
         return sink
     ids = _new_ids(sink)
     counts = [(r, extent(r) // n) for r, n in zip(pair, sizes, strict=True)]
-    tiles = [UOp.range(n, r.arg[0], AxisType.WEAK) for r, n in counts]
+    tiles = [_shortened(r, n) for r, n in counts]
     around = tuple(r for r in (*(x for x in loops if x not in pair), *tiles) if extent(r) > 1)
 
     def inside(u: UOp, places: list[UOp]) -> UOp:

@@ -364,8 +364,13 @@ class Kernel:
             with self.loop(*columns) as j, self.each(*rows) as i:
                 yield i, j
 
-    def first_largest(self, span: "Span", term: Callable[[Value], Value], dtype: DType) -> Value:
-        """Where the first of the largest terms is; they are not negative."""
+    def first_largest(
+        self, span: "Span", term: Callable[[Value], Value], dtype: DType
+    ) -> tuple[Value, Value]:
+        """Where the first of the largest terms is, and the term, which is never NaN.
+
+        Terms are not negative; it is -1 where all are NaN.
+        """
         start, stop = span[0], index(span[1])
         if self.style is Style.THREADS:
             best = self.largest(span, term, dtype, -1)
@@ -375,7 +380,7 @@ class Kernel:
                 return missed.where(0, stop - i)
 
             place = self.largest(span, from_end, dtypes.int32, 0)
-            return (place > 0).where(stop - place, start)
+            return (place > 0).where(stop - place, start), best
         best_so_far = self.scalar(-1, dtype)
         where = self.scalar(start, dtypes.int32)
         with self.loop(start, stop) as i:
@@ -383,7 +388,7 @@ class Kernel:
             better = value > best_so_far.get()
             where.set(better.where(i, where.get()))
             best_so_far.set(best_so_far.get().max(value))
-        return where.get()
+        return where.get(), best_so_far.get()
 
     def matrix_in(self, argument: int, rows: int, columns: int, by_rows: bool) -> Matrix:
         """An argument as it lies in memory."""

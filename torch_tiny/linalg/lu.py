@@ -70,10 +70,10 @@ def _factor(k: Kernel, work: Matrix, pivots: Array, info: Scalar) -> None:
     """In place."""
     m, n = work.rows, work.columns
     with k.loop(0, min(m, n)) as j:
-        row = k.first_largest((j, m), lambda i: work[i, j].abs(), work.dtype)
+        row, size = k.first_largest((j, m), lambda i: work[i, j].abs(), work.dtype)
         pivots[j] = row + 1
         pivot = work[row, j]
-        usable = pivot.differs(0)
+        usable = size.differs(0)  # rather than the pivot, which not all devices know to be NaN
         known = info.get().differs(0)
         info.set((known | usable).where(info.get(), j + 1))
         k.barrier()

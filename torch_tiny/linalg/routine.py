@@ -53,6 +53,14 @@ def emitted_for_groups(routine: Routine, scratch: int, threads: int) -> list[UOp
 
 
 def _in_memory(x: UOp) -> UOp:
-    """A kernel is given buffers. A sealed addition keeps a constant from being folded away."""
-    is_constant = not any(u.op in (Ops.PARAM, Ops.BUFFER) for u in x.toposort())
-    return call("add", x, 0.0) if is_constant else x
+    """A kernel is given whole buffers.
+
+    A sealed addition keeps a constant from being folded away. A part of a buffer would be taken for
+    the buffer, if it begins where that begins.
+    """
+    if not any(u.op in (Ops.PARAM, Ops.BUFFER) for u in x.toposort()):
+        return call("add", x, 0.0)
+    base = x
+    while base.op is Ops.RESHAPE:
+        base = base.src[0]
+    return base.contiguous() if base.op is Ops.SHRINK else x
