@@ -127,6 +127,9 @@ def child(begin: int, end: int, args: argparse.Namespace) -> int:
                 item.run("tiny")
         except NotApplicable as error:
             status, why = "n/a", str(error)
+        except TypeError as error:
+            lacks = ") has no " in str(error)  # a type that the hardware does not have
+            status, why = "n/a" if lacks else "failed", f"TypeError: {error}"[:500]
         except Exception as error:
             status, why = "failed", f"{type(error).__name__}: {error}"[:500]
         finally:
