@@ -277,6 +277,18 @@ for ours, theirs in zip(program("tiny"), program("cpu")):
     assert run(kind, code, TORCH_TINY_FALLBACK="error") == []
 
 
+def test_places_of_nonzero_have_the_cpus_strides(kind: str) -> None:
+    """Also where there is one of them, or none."""
+    code = """
+one = torch.tensor([[0, 1.0], [0, 0]])
+for x in (torch.zeros(3, 4), torch.zeros(0, 3), one, torch.tensor([1.0, 0, 1]), torch.tensor(1.0)):
+    theirs, ours = x.nonzero(), x.to("tiny").nonzero()
+    assert ours.stride() == theirs.stride(), (x, ours.stride(), theirs.stride())
+    assert torch.equal(ours.cpu(), theirs)
+"""
+    assert run(kind, code) == []
+
+
 def test_complex_numbers_and_transforms(kind: str) -> None:
     code = """
 g = torch.Generator().manual_seed(0)

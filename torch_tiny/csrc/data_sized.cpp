@@ -36,8 +36,12 @@ int64_t count_true(const Tensor& mask) {
 }
 
 Tensor places_of_nonzero(const Tensor& self) {
-  // As the CPU's: one column after the other.
-  return at::nonzero_static(self, count_true(self)).t().contiguous().t();
+  // As the CPU's: one column after the other, also where there is nothing.
+  const auto count = count_true(self);
+  const auto places = at::nonzero_static(self, count);
+  const auto columns = at::empty({self.dim(), count}, places.options());
+  columns.copy_(places.t());
+  return columns.as_strided({count, self.dim()}, {1, count});
 }
 
 Tensor masked_select(const Tensor& self, const Tensor& mask) {
