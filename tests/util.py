@@ -67,6 +67,14 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     return at.unique().numel() < at.numel()
 
 
+def largest_error(result: torch.Tensor, truth: torch.Tensor) -> float:
+    """The largest difference; infinite where one is a number and the other is not."""
+    wide = torch.complex128 if result.is_complex() else torch.float64
+    result, truth = result.to(wide), truth.to(wide)
+    same = (result == truth) | (result.isnan() & truth.isnan())
+    return float((result - truth).abs().nan_to_num(torch.inf).masked_fill(same, 0).max())
+
+
 def _assert_same_tensor(
     actual: torch.Tensor, expected: torch.Tensor, strides: bool, offset: bool, values: bool
 ) -> None:

@@ -2,7 +2,7 @@
 
 import torch
 from torch.testing import assert_close
-from util import ORACLE, compared_by
+from util import ORACLE, compared_by, largest_error
 
 from opdb.items import Item
 from opdb.samples import in_double
@@ -20,7 +20,7 @@ def assert_as_exact(item: Item, device: str) -> None:
         if not ours.is_floating_point() and not ours.is_complex():
             assert_close(ours, theirs)
         elif not _is_close(ours, theirs) and not _is_close(ours, truth):
-            own, other = _error(ours, truth), _error(theirs, truth)
+            own, other = largest_error(ours, truth), largest_error(theirs, truth)
             assert own <= other, f"an error of {own:.3g}, where the oracle has one of {other:.3g}"
 
 
@@ -38,8 +38,3 @@ def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
     except AssertionError:
         return False
     return True
-
-
-def _error(result: torch.Tensor, truth: torch.Tensor) -> float:
-    wide = torch.complex128 if result.is_complex() else torch.float64
-    return float((result.to(wide) - truth).abs().nan_to_num(0.0).max())
