@@ -2,8 +2,8 @@
 
     python -m tests.devices --kinds cl webgpu --samples 3 --programs 2000 --table docs/devices.md
 
-Items run in processes of their own, so that a crash costs one item. --table writes the list of
-operators that fall back to the host into a document.
+Items run in processes of their own, --jobs of them at a time, so that a crash costs one item.
+--table writes the list of operators that fall back to the host into a document.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,37 +36,44 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--one-in", type=int, default=1, help="look at every n-th item")
     parser.add_argument("--checks", nargs="*", default=CHECKS)
+    parser.add_argument("--jobs", type=int, default=1, help="processes for each kind")
     parser.add_argument("--log", type=Path, help="a file that gets every result as a line")
     parser.add_argument("--table", type=Path, help="the document to write the table into")
-    parser.add_argument("--child", nargs=2, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=2, type=int, help=argparse.SUPPRESS)  # part, first item
     args = parser.parse_args()
     if args.child:
         return child(*args.child, args)
     failed = 0
-    results = {kind: database(kind, args) for kind in args.kinds}
+    with ThreadPoolExecutor(args.jobs * len(args.kinds)) as pool:
+        parts = {
+            k: [pool.submit(database, k, n, args) for n in range(args.jobs)] for k in args.kinds
+        }
+        results = {
+            kind: [r for part in found for r in part.result()] for kind, found in parts.items()
+        }
     for kind, found in results.items():
         print("\n".join(summary(kind, found)), flush=True)
         if args.programs:
-            failed |= programs(kind, args.programs)
+            failed |= programs(kind, args.programs, args.jobs)
     if args.table:
         write_table(args.table, results)
     return failed
 
 
-def database(kind: str, args: argparse.Namespace) -> list[Result]:
-    """Every item, a new process after each crash."""
+def database(kind: str, part: int, args: argparse.Namespace) -> list[Result]:
+    """Every item of a part, a new process after each crash."""
     results: list[Result] = []
     begin, total = 0, None
     while total is None or begin < total:
         command = [
-            *(sys.executable, "-m", "tests.devices", "--child", str(begin), str(1 << 30)),
+            *(sys.executable, "-m", "tests.devices", "--child", str(part), str(begin)),
             *("--samples", str(args.samples), "--one-in", str(args.one_in)),
-            *("--checks", *args.checks),
+            *("--jobs", str(args.jobs), "--checks", *args.checks),
         ]
         environment = {
             **os.environ,
             "TORCH_TINY_DEVICES": kind,
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            "PYTHONPATH": python_path(),
             "PYTHONWARNINGS": "ignore",
         }
         process = subprocess.Popen(
@@ -105,8 +113,8 @@ def keep(results: list[Result], said: Result, kind: str, args: argparse.Namespac
         print(f"{kind}: {len(results)} items, {dict(counts)}", flush=True)
 
 
-def child(begin: int, end: int, args: argparse.Namespace) -> int:
-    """Run items; say before and after each what it is and how it went."""
+def child(part: int, begin: int, args: argparse.Namespace) -> int:
+    """Run the items of a part; say before and after each what it is and how it went."""
     import torch
     from opdb.compare import NotApplicable, synchronize
     from opdb.items import items
@@ -114,9 +122,9 @@ def child(begin: int, end: int, args: argparse.Namespace) -> int:
 
     torch.set_num_threads(1)
     chosen = [i for c in args.checks for i in items(c) if i.dtype == torch.float32]
-    chosen = chosen[:: args.one_in]
+    chosen = chosen[:: args.one_in][part :: args.jobs]
     say({"total": len(chosen)})
-    for number, item in list(enumerate(chosen))[begin:end]:
+    for number, item in list(enumerate(chosen))[begin:]:
         about = {"number": number, "check": item.check, "op": item.op.full_name}
         say(about)
         torch.tiny.reset_metrics()
@@ -166,11 +174,26 @@ def summary(kind: str, results: list[Result]) -> list[str]:
     return lines
 
 
-def programs(kind: str, count: int) -> int:
-    command = [sys.executable, "-m", "tests.programs", "--count", str(count), "--keep-going", "9"]
-    environment = {**os.environ, "TORCH_TINY_DEVICES": kind, "PYTHONPATH": str(ROOT)}
+def programs(kind: str, count: int, jobs: int) -> int:
+    """Nonzero when a random program differs from the CPU's."""
+    environment = {**os.environ, "TORCH_TINY_DEVICES": kind, "PYTHONPATH": python_path()}
     print(f"random programs on {kind}", flush=True)
-    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    running = [
+        subprocess.Popen(
+            (
+                *(sys.executable, "-m", "tests.programs", "--keep-going", "9"),
+                *("--count", str(-(-count // jobs)), "--seed", str(part * 1_000_000)),
+            ),
+            cwd=ROOT,
+            env=environment,
+        )
+        for part in range(jobs)
+    ]
+    return max(process.wait() for process in running)
+
+
+def python_path() -> str:
+    return f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 
 
 _BEGIN, _END = "<!-- fallbacks -->", "<!-- end of fallbacks -->"
