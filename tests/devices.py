@@ -116,10 +116,11 @@ def keep(results: list[Result], said: Result, kind: str, args: argparse.Namespac
 def child(part: int, begin: int, args: argparse.Namespace) -> int:
     """Run the items of a part; say before and after each what it is and how it went."""
     import torch
-    import torch_tiny  # noqa: F401  (registers the device where it is not installed)
     from opdb.compare import NotApplicable, synchronize
     from opdb.items import items
     from opdb.samples import limited
+
+    import torch_tiny  # noqa: F401  (registers the device where it is not installed)
 
     torch.set_num_threads(1)
     chosen = [i for c in args.checks for i in items(c) if i.dtype == torch.float32]
