@@ -82,7 +82,7 @@ WORKLOADS = [
     *(
         Workload(
             f"many-{name}",
-            f"{operators.MATRICES} matrices of 32x32 ({operators.MATRICES_ON_GPU} on a GPU): {what}",
+            f"{operators.MATRICES} matrices of 32x32, {operators.MATRICES_ON_GPU} on a GPU: {what}",
             make,
             bars={EAGER_CPU: 0.7, EAGER_CUDA: 0.5},
             in_mean=False,

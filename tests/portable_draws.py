@@ -1,6 +1,7 @@
 """Draws from the portable stream, made by a process of their own: see test_random_portable.py."""
 
 import sys
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,6 +21,30 @@ _OF_FLOATS = (
 )  # fmt: skip
 _OF_INTEGERS = ("random", "random_to", "random_range", "bernoulli", "geometric", "randint")
 _ODD_ONES = ("all_bits", "wide_range", "bool", "mask", "transposed")
+
+
+Draws = dict[str, Tensor]
+
+
+def drawn(folder: Path, engine: str, **env: str) -> Draws:
+    """All draws of a process of its own, from the portable stream."""
+    from harness import python
+
+    path = folder / f"{engine}.pt"
+    how = "compiled" if engine == "uop" else "all"
+    python(
+        f"import runpy, sys; sys.argv = ['', {str(path)!r}, {how!r}];"
+        f"runpy.run_path({__file__!r}, run_name='__main__')",
+        timeout=600,
+        **{
+            "TORCH_TINY_ENGINE": engine,
+            "TORCH_TINY_RNG": "portable",
+            "TORCH_TINY_CACHE": "",
+            **env,
+        },
+    )
+    found: Draws = torch.load(path)
+    return found
 
 
 def names() -> list[str]:

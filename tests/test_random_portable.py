@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from harness import ROOT, needs_tiny, only_on_cpu_memory, python
-from portable_draws import MANY, names
+from harness import needs_tiny, only_on_cpu_memory, python
+from portable_draws import MANY, Draws, drawn, names
 from torch import Tensor
 
 from torch_tiny.hosts import why_no_portable
@@ -18,39 +18,21 @@ from torch_tiny.hosts import why_no_portable
 pytestmark = [needs_tiny, only_on_cpu_memory("compares with cpu memory; needs no GPU")]
 
 PORTABLE = {"TORCH_TINY_RNG": "portable", "TORCH_TINY_CACHE": ""}
-Draws = dict[str, Tensor]
-
-
-def drawn(folder: Path, engine: str, threads: int) -> Draws:
-    """The draws of a process of its own."""
-    path = folder / f"{engine}{threads}.pt"
-    file = ROOT / "tests" / "portable_draws.py"
-    how = "compiled" if engine == "uop" else "all"
-    python(
-        f"import runpy, sys; sys.argv = ['', {str(path)!r}, {how!r}];"
-        f"runpy.run_path({str(file)!r}, run_name='__main__')",
-        timeout=600,
-        TORCH_TINY_ENGINE=engine,
-        OMP_NUM_THREADS=str(threads),
-        **PORTABLE,
-    )
-    found: Draws = torch.load(path)
-    return found
 
 
 @pytest.fixture(scope="module")
 def by_pytorch(tmp_path_factory: pytest.TempPathFactory) -> Draws:
-    return drawn(tmp_path_factory.mktemp("draws"), "aten", 1)
+    return drawn(tmp_path_factory.mktemp("draws"), "aten", OMP_NUM_THREADS="1")
 
 
 @pytest.fixture(scope="module")
 def by_threads(tmp_path_factory: pytest.TempPathFactory) -> Draws:
-    return drawn(tmp_path_factory.mktemp("draws"), "aten", 3)
+    return drawn(tmp_path_factory.mktemp("draws"), "aten", OMP_NUM_THREADS="3")
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Draws:
-    return drawn(tmp_path_factory.mktemp("draws"), "uop", 2)
+    return drawn(tmp_path_factory.mktemp("draws"), "uop", OMP_NUM_THREADS="2")
 
 
 # --- the same everywhere ---

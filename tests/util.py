@@ -23,6 +23,9 @@ HAS_FLOAT64 = KIND != "webgpu"
 # Compiling in the background has tests of its own; it would take the cores from all others.
 os.environ.setdefault("TORCH_TINY_ENGINE", "aten")
 
+# The oracle on CUDA memory is plain CUDA, its random numbers too; others have tests of their own.
+os.environ.setdefault("TORCH_TINY_RNG", "host" if ORACLE == "cuda" else "default")
+
 # Rounding to ten bits would hide differences; processes started by tests inherit this.
 os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
 

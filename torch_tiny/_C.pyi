@@ -42,7 +42,7 @@ class Metrics(TypedDict):
     traffic: list[Traffic]
     fallbacks: list[Cause]
 
-def init(hosts: list[str], portable_numbers: bool, /) -> None:
+def init(hosts: list[str], numbers: str, /) -> None:
     """Make tiny:i live in the memory of hosts[i] ("cpu", "cuda:0")."""
 
 def add_library_folder(folder: str, /) -> None:
@@ -113,6 +113,9 @@ def set_mode(mode: str, /) -> None:
     """ "aten", "auto" or "uop"; see torch_tiny.engine.settings."""
 
 def set_validate(on: bool, /) -> None: ...
+def set_random_kernels(machine_code: Callable[[int], bytes], /) -> None:
+    """Where the kernels that draw on a GPU come from, by the index of the GPU."""
+
 def set_cuda_graphs(on: bool, /) -> None:
     """Whether settled plans on CUDA memory become CUDA graphs."""
 

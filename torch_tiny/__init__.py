@@ -41,7 +41,7 @@ def _register() -> None:
 
     if hasattr(torch, "tiny"):
         return
-    core.load(hosts.from_environment(), rng.is_portable())
+    core.load(hosts.from_environment(), rng.from_environment())
 
     from torch.utils import backend_registration
 
@@ -59,6 +59,10 @@ def _register() -> None:
     modules.install()
     optimizer.install()
     uop.install()
+    if torch.version.cuda is not None:
+        from torch_tiny.engine import cuda_random
+
+        cuda_random.install()
     if any(device.is_portable(index) for index in range(device.device_count())):
         from torch_tiny.portable import engine
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 
 
-def load(hosts: list[str], portable_numbers: bool) -> None:
+def load(hosts: list[str], numbers: str) -> None:
     """Load torch_tiny._C with one tiny device on each of `hosts`; an ImportError says how.
 
-    portable_numbers: all devices draw random numbers from the portable stream.
+    numbers: whose random numbers devices draw, one of rng.CHOICES.
     """
     _check_build()
     _check_only_backend()
@@ -19,7 +19,7 @@ def load(hosts: list[str], portable_numbers: bool) -> None:
         raise ImportError(
             f"the C++ core of torch_tiny does not load ({error}). {how_to_build()}"
         ) from error
-    core.init(hosts, portable_numbers)
+    core.init(hosts, numbers)
     for package in (torch.__file__, __file__):
         core.add_library_folder(f"{Path(package).parent}/")
 

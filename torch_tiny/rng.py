@@ -2,13 +2,19 @@
 
 import os
 
+import torch
+
 VARIABLE = "TORCH_TINY_RNG"
-CHOICES = ("default", "portable")
+# default: the CPU's own numbers on cpu memory, the portable stream on every other kind.
+# portable: the portable stream on all devices. host: PyTorch's own numbers on cpu and cuda memory.
+CHOICES = ("default", "portable", "host")
 
 
-def is_portable() -> bool:
-    """Whether all devices draw from the portable stream, also those with numbers of their own."""
+def from_environment() -> str:
+    """The choice; an unknown one is a ValueError that names those there are."""
     chosen = os.environ.get(VARIABLE) or "default"
     if chosen not in CHOICES:
         raise ValueError(f"{VARIABLE}={chosen!r} is not known; choose from {', '.join(CHOICES)}")
-    return chosen == "portable"
+    if chosen == "default" and torch.version.hip is not None:
+        return "host"  # the kernels that draw on a GPU are CUDA's
+    return chosen

@@ -125,8 +125,8 @@ bool are_equal(const c10::IValue& a, const c10::IValue& b) {
   return false;
 }
 
-bool draws_numbers(const Operator& op) {
-  return op.hidden_generator || op.generator >= 0;
+bool draws_numbers(const Signature& signature) {
+  return signature.draws_hidden || signature.op->generator >= 0;
 }
 
 // cuSOLVER waits for the device, which a capture does not survive; nor does its handle survive
@@ -148,8 +148,7 @@ bool is_worth_capturing(const Trace& trace, const Plan& plan) {
              trace.calls.begin(),
              trace.calls.end(),
              [](const Call& call) {
-               const auto& op = *call.signature->op;
-               return draws_numbers(op) || is_linear_algebra(op);
+               return draws_numbers(*call.signature) || is_linear_algebra(*call.signature->op);
              }) &&
       std::all_of(trace.values.begin(), trace.values.end(), is_comparable);
 }

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "cuda_draws.h"
 #include "engine.h"
 #include "run.h"
 
@@ -220,6 +221,17 @@ void bind_engine(py::module& m) {
   });
   m.def("set_compile_portable", [](py::object function) {
     Compiler::get().compile_portable = compiling(std::move(function));
+  });
+  m.def("set_random_kernels", [](py::object function) {
+    auto* kept = new py::object(std::move(function));  // never dropped: no GIL at exit
+    set_random_kernels([kept](c10::DeviceIndex gpu) -> std::string {
+      py::gil_scoped_acquire gil;
+      try {
+        return (*kept)(gpu).cast<std::string>();
+      } catch (py::error_already_set& error) {
+        TORCH_CHECK(false, "random numbers cannot be drawn on this GPU: ", error.what());
+      }
+    });
   });
   m.def("install", &install);
   m.def("plans", &plans);

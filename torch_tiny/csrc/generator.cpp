@@ -14,7 +14,7 @@
 namespace tiny {
 namespace {
 
-bool all_portable = false;
+Stream chosen = Stream::kDefault;
 
 at::Generator new_host_generator(c10::DeviceIndex index) {
   mark_used();
@@ -134,12 +134,13 @@ class PortableGenerator final : public c10::GeneratorImpl {
 
 }  // namespace
 
-void choose_portable_numbers() {
-  all_portable = true;
+void choose_stream(Stream stream) {
+  chosen = stream;
 }
 
 bool has_portable_numbers(c10::DeviceIndex index) {
-  return all_portable || is_portable(index);
+  return chosen == Stream::kPortable || is_portable(index) ||
+      (chosen == Stream::kDefault && host_device(index).type() != c10::kCPU);
 }
 
 const at::Generator& default_generator(c10::DeviceIndex index) {

@@ -10,8 +10,14 @@
 
 namespace tiny {
 
-// Makes the portable stream the one of all devices. Called once, before there are generators.
-void choose_portable_numbers();
+enum class Stream : uint8_t {
+  kDefault,   // CPU memory has the CPU's numbers, all other devices the portable stream
+  kPortable,  // all devices have the portable stream
+  kHost,      // cpu and cuda memory have PyTorch's own numbers
+};
+
+// Called once, before there are generators.
+void choose_stream(Stream stream);
 // Whether tiny:index draws from the portable stream.
 bool has_portable_numbers(c10::DeviceIndex index);
 

@@ -121,7 +121,8 @@ class HiddenNumbers {
 void call_silently(const Operator& op, c10::Stack& stack);
 
 inline void call_on_host(const Operator& op, c10::DeviceIndex index, c10::Stack& stack) {
-  if (C10_UNLIKELY(op.hidden_generator || op.generator >= 0)) {
+  if (C10_UNLIKELY(
+          op.generator >= 0 || op.draws_hidden(torch::jit::last(stack, op.writes.size())))) {
     call_with_numbers(op, index, stack);
   } else if (C10_UNLIKELY(op.warns_in_vain)) {
     call_silently(op, stack);

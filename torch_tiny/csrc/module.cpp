@@ -158,11 +158,13 @@ py::dict memory_stats_dict(c10::DeviceIndex index) {
   return result;
 }
 
-void init(const std::vector<std::string>& hosts, bool portable_numbers) {
+// `numbers` is whose random numbers are drawn: "default", "portable" or "host".
+void init(const std::vector<std::string>& hosts, const std::string& numbers) {
   init_devices(hosts);
-  if (portable_numbers) {
-    choose_portable_numbers();
-  }
+  choose_stream(
+      numbers == "portable"   ? Stream::kPortable
+          : numbers == "host" ? Stream::kHost
+                              : Stream::kDefault);
   static const bool installed = [] {
     install_allocator();
     install_storage();

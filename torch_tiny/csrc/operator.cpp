@@ -99,6 +99,17 @@ int aliased_argument(const c10::FunctionSchema& schema, const c10::AliasInfo& al
   return -1;
 }
 
+int dropout_argument(const c10::FunctionSchema& schema) {
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& argument = schema.arguments()[i];
+    if ((argument.name() == "dropout_p" || argument.name() == "dropout") &&
+        argument.type()->kind() == c10::TypeKind::FloatType) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
 // A deregistered operator must not be called any more, nor its description be found again.
 struct Retire final : c10::OpRegistrationListener {
   void onOperatorRegistered(const c10::OperatorHandle& /*op*/) override {}
@@ -162,6 +173,7 @@ Operator::Operator(const c10::OperatorHandle& op)
   asks_grad_mode = name == "aten::mkldnn_rnn_layer";
   warns_in_vain = name == "aten::_cudnn_rnn";  // weights are in one piece on plain CUDA only
   hidden_generator = op.hasTag(at::Tag::nondeterministic_seeded) && generator < 0;
+  dropout = dropout_argument(schema);
   portable = portable_kernel(name);
   floats_matter = !tensor_inputs;
   takes_cpu_tensors = name == "aten::copy_";

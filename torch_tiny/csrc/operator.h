@@ -21,6 +21,11 @@ struct Operator {
 
   explicit Operator(const c10::OperatorHandle& handle);
 
+  // Whether a call with these arguments draws from a generator that it is not given.
+  bool draws_hidden(c10::ArrayRef<c10::IValue> arguments) const {
+    return hidden_generator && (dropout < 0 || arguments[dropout].toDouble() != 0);
+  }
+
   c10::OperatorHandle handle;
   std::string name;
   std::atomic<Kind> kind{Kind::kRecord};
@@ -36,6 +41,7 @@ struct Operator {
   std::vector<bool> writes;        // per argument
   std::vector<bool> takes_generator;
   int generator = -1;                        // which argument is one
+  int dropout = -1;                          // which argument decides whether anything is drawn
   const PortableKernel* portable = nullptr;  // fills tensors from the portable stream
   std::vector<int> returns;  // the argument a result is or looks at; -1 for a fresh one
 

@@ -1,6 +1,7 @@
 // The portable stream of random numbers: Philox4x32-10 and the distributions made from its words.
-// lower/random.py has the same formulas in UOps; docs/random.md says what each one is. Integers and
-// single IEEE operations only, in a fixed order, so that both give the same bits.
+// lower/philox.py has the same formulas in UOps, and engine/cuda_random.py compiles this file for
+// GPUs, so it asks little of the standard library. docs/random.md says what each formula is.
+// Integers and single IEEE operations only, in a fixed order, so that both give the same bits.
 #pragma once
 
 #include <algorithm>
@@ -173,9 +174,10 @@ inline float exp(float x) {
   const auto power = static_cast<int32_t>(scaled < 0 ? scaled - 0.5F : scaled + 0.5F);
   const float n = static_cast<float>(power);
   const float r = (x - n * 0.693359375F) - n * -2.12194442e-4F;
+  constexpr float kTerms[] = {1.38888889e-3F, 8.33333377e-3F, 4.16666679e-2F, 1.66666672e-1F, 0.5F};
   float sum = 1.98412698e-4F;
-  for (const float c : {1.38888889e-3F, 8.33333377e-3F, 4.16666679e-2F, 1.66666672e-1F, 0.5F}) {
-    sum = sum * r + c;
+  for (const float term : kTerms) {
+    sum = sum * r + term;
   }
   sum = ((sum * r) * r + r) + 1.0F;
   const int32_t half = power >> 1;
@@ -246,21 +248,22 @@ inline double exp(double x) {
   const auto power = static_cast<int64_t>(scaled < 0 ? scaled - 0.5 : scaled + 0.5);
   const double n = static_cast<double>(power);
   const double r = (x - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10;
+  constexpr double kTerms[] = {
+      1.0 / 6227020800.0,
+      1.0 / 479001600.0,
+      1.0 / 39916800.0,
+      1.0 / 3628800.0,
+      1.0 / 362880.0,
+      1.0 / 40320.0,
+      1.0 / 5040.0,
+      1.0 / 720.0,
+      1.0 / 120.0,
+      1.0 / 24.0,
+      1.0 / 6.0,
+      1.0 / 2.0};
   double sum = 1.0 / 87178291200.0;
-  for (const double c :
-       {1.0 / 6227020800.0,
-        1.0 / 479001600.0,
-        1.0 / 39916800.0,
-        1.0 / 3628800.0,
-        1.0 / 362880.0,
-        1.0 / 40320.0,
-        1.0 / 5040.0,
-        1.0 / 720.0,
-        1.0 / 120.0,
-        1.0 / 24.0,
-        1.0 / 6.0,
-        1.0 / 2.0}) {
-    sum = sum * r + c;
+  for (const double term : kTerms) {
+    sum = sum * r + term;
   }
   sum = ((sum * r) * r + r) + 1.0;
   const int64_t half = power >> 1;

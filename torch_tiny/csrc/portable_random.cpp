@@ -4,10 +4,12 @@
 #include <ATen/Dispatch_v2.h>
 #include <ATen/Parallel.h>
 #include <ATen/native/DistributionTemplates.h>
+#include <ATen/ops/_assert_async.h>
 #include <ATen/ops/empty.h>
 
 #include <map>
 
+#include "cuda_draws.h"
 #include "draws.h"
 
 namespace tiny {
@@ -21,11 +23,7 @@ constexpr int64_t kGrain = 1 << 14;
 class Dense {
  public:
   explicit Dense(const at::Tensor& out)
-      : out_(out),
-        dense_(
-            out.is_cpu() && out.is_contiguous()
-                ? out
-                : at::empty(out.sizes(), at::device(at::kCPU).dtype(out.scalar_type()))) {}
+      : out_(out), dense_(out.is_contiguous() ? out : at::empty(out.sizes(), out.options())) {}
 
   // body(first, count, blocks) for up to kLanes elements at a time, on all threads.
   template <typename Body>
@@ -62,12 +60,29 @@ void check_type(const at::Tensor& out, bool taken, const char* name) {
       taken, '"', name, "\" not implemented for '", c10::toString(out.scalar_type()), "'");
 }
 
+int bits_of(c10::ScalarType type) {
+  return type == at::kHalf ? kBits<at::Half> : type == at::kBFloat16 ? kBits<at::BFloat16> : 24;
+}
+
+// A kernel of a GPU that computes in double where the tensor holds doubles, else in float.
+void fill_on_gpu(
+    const char* kernel, const at::Tensor& out, const Draw& draw, double a, double b = 0) {
+  const bool is_double = out.scalar_type() == at::kDouble;
+  DrawNumbers numbers;
+  numbers.a = a;
+  numbers.b = b;
+  numbers.bits = bits_of(out.scalar_type());
+  draw_on_gpu(
+      std::string(kernel) + (is_double ? "_double" : "_float"),
+      is_double ? at::kDouble : at::kFloat,
+      out,
+      draw,
+      numbers);
+}
+
 // after(x) of standard numbers, computed in double where the tensor holds doubles, else in float.
 template <typename After>
-void fill_floats(
-    const at::Tensor& out, const Draw& draw, const char* name, Standard which, const After& after) {
-  check_type(out, out.is_floating_point() || out.is_complex(), name);
-  const auto whole = out.is_complex() ? at::view_as_real(out) : out;
+void fill_floats(const at::Tensor& whole, const Draw& draw, Standard which, const After& after) {
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, whole.scalar_type(), "random", [&] {
     Dense dense(whole);
     auto* data = dense.data<scalar_t>();
@@ -100,9 +115,13 @@ void fill_type(const at::Tensor& out, const Draw& draw, const Body& body) {
   });
 }
 
+bool is_number(const at::Tensor& out) {
+  return !out.is_complex() && out.scalar_type() != at::kBool;
+}
+
 template <typename Body>
 void fill_numbers(const at::Tensor& out, const Draw& draw, const char* name, const Body& body) {
-  check_type(out, !out.is_complex() && out.scalar_type() != at::kBool, name);
+  check_type(out, is_number(out), name);
   AT_DISPATCH_V2(
       out.scalar_type(),
       "random",
@@ -135,6 +154,12 @@ double number(const c10::IValue& value) {
   return value.toScalar().toDouble();
 }
 
+// What the numbers of a float or complex tensor are written to.
+at::Tensor real_parts(const at::Tensor& out, const char* name) {
+  check_type(out, out.is_floating_point() || out.is_complex(), name);
+  return out.is_complex() ? at::view_as_real(out) : out;
+}
+
 // --- uniform_, normal_, ... : check, run ---
 
 void check_uniform(c10::ArrayRef<c10::IValue> given) {
@@ -143,7 +168,11 @@ void check_uniform(c10::ArrayRef<c10::IValue> given) {
 }
 
 void uniform(const at::Tensor& self, const Draw& draw, double from, double to) {
-  fill_floats(self, draw, "uniform_kernel_cpu", Standard::kUniform, [&](auto x) {
+  const auto whole = real_parts(self, "uniform_kernel_cpu");
+  if (whole.is_cuda()) {
+    return fill_on_gpu("uniform", whole, draw, from, to);
+  }
+  fill_floats(whole, draw, Standard::kUniform, [&](auto x) {
     const auto low = static_cast<decltype(x)>(from);
     return x * (static_cast<decltype(x)>(to) - low) + low;
   });
@@ -159,7 +188,11 @@ void normal(const at::Tensor& self, const Draw& draw, double mean, double std) {
   if (self.is_complex()) {
     std /= std::sqrt(2);  // of the real and the imaginary part
   }
-  fill_floats(self, draw, "normal_kernel_cpu", Standard::kNormal, [&](auto x) {
+  const auto whole = real_parts(self, "normal_kernel_cpu");
+  if (whole.is_cuda()) {
+    return fill_on_gpu("normal", whole, draw, mean, std);
+  }
+  fill_floats(whole, draw, Standard::kNormal, [&](auto x) {
     return x * static_cast<decltype(x)>(std) + static_cast<decltype(x)>(mean);
   });
 }
@@ -170,7 +203,11 @@ void check_log_normal(c10::ArrayRef<c10::IValue> given) {
 }
 
 void log_normal(const at::Tensor& self, const Draw& draw, double mean, double std) {
-  fill_floats(self, draw, "log_normal_cpu", Standard::kNormal, [&](auto x) {
+  const auto whole = real_parts(self, "log_normal_cpu");
+  if (whole.is_cuda()) {
+    return fill_on_gpu("log_normal", whole, draw, mean, std);
+  }
+  fill_floats(whole, draw, Standard::kNormal, [&](auto x) {
     return philox::exp(x * static_cast<decltype(x)>(std) + static_cast<decltype(x)>(mean));
   });
 }
@@ -181,7 +218,11 @@ void check_exponential(c10::ArrayRef<c10::IValue> given) {
 }
 
 void exponential(const at::Tensor& self, const Draw& draw, double lambda, double /*none*/) {
-  fill_floats(self, draw, "exponential_cpu", Standard::kExponential, [&](auto x) {
+  const auto whole = real_parts(self, "exponential_cpu");
+  if (whole.is_cuda()) {
+    return fill_on_gpu("exponential", whole, draw, lambda);
+  }
+  fill_floats(whole, draw, Standard::kExponential, [&](auto x) {
     return x / static_cast<decltype(x)>(lambda);
   });
 }
@@ -192,7 +233,11 @@ void check_cauchy(c10::ArrayRef<c10::IValue> given) {
 }
 
 void cauchy(const at::Tensor& self, const Draw& draw, double median, double sigma) {
-  fill_floats(self, draw, "cauchy_cpu", Standard::kCauchy, [&](auto x) {
+  const auto whole = real_parts(self, "cauchy_cpu");
+  if (whole.is_cuda()) {
+    return fill_on_gpu("cauchy", whole, draw, median, sigma);
+  }
+  fill_floats(whole, draw, Standard::kCauchy, [&](auto x) {
     return x * static_cast<decltype(x)>(sigma) + static_cast<decltype(x)>(median);
   });
 }
@@ -220,6 +265,10 @@ float negative_log_of_rest(float p) {
 void geometric(const at::Tensor& self, const Draw& draw, double p, double /*none*/) {
   const double unit = philox::negative_log(1.0 - p);
   const float short_unit = negative_log_of_rest(static_cast<float>(p));
+  if (self.is_cuda()) {
+    check_type(self, is_number(self), "geometric_cpu");
+    return fill_on_gpu("geometric", self, draw, unit, short_unit);
+  }
   fill_numbers(self, draw, "geometric_cpu", [&]<typename T>() {
     return [unit, short_unit](const philox::Words& w, int64_t /*i*/) {
       if constexpr (std::is_same_v<T, double>) {
@@ -242,6 +291,12 @@ void check_bernoulli(c10::ArrayRef<c10::IValue> given) {
 }
 
 void bernoulli(const at::Tensor& self, const Draw& draw, double p, double /*none*/) {
+  if (self.is_cuda()) {
+    check_type(self, !self.is_complex(), "bernoulli_scalar_cpu_");
+    DrawNumbers numbers;
+    numbers.a = p;
+    return draw_on_gpu("bernoulli_float", at::kFloat, self, draw, numbers);
+  }
   fill_all(self, draw, "bernoulli_scalar_cpu_", [&]<typename T>() {
     return [p](const philox::Words& w, int64_t /*i*/) {
       return static_cast<T>(philox::uniform(w[0]) < static_cast<float>(p));
@@ -250,9 +305,17 @@ void bernoulli(const at::Tensor& self, const Draw& draw, double p, double /*none
 }
 
 void bernoulli_tensor(const at::Tensor& self, const Draw& draw, const at::Tensor& chances) {
-  const auto given = chances.expand(self.sizes()).cpu();
+  const auto given = chances.expand(self.sizes());
   const bool is_double = given.scalar_type() == at::kDouble;
   const auto wide = given.to(at::kDouble).contiguous();
+  if (self.is_cuda()) {
+    check_type(self, !self.is_complex(), "bernoulli_tensor_cpu_self_");
+    at::_assert_async(wide.ge(0).logical_and_(wide.le(1)).all());
+    DrawNumbers numbers;
+    numbers.chances = wide;
+    return draw_on_gpu(
+        is_double ? "chances_double" : "chances_float", at::kFloat, self, draw, numbers);
+  }
   const auto* p = wide.const_data_ptr<double>();
   for (int64_t i = 0; i < wide.numel(); ++i) {
     const double p_in = p[i];
@@ -270,14 +333,24 @@ void bernoulli_tensor(const at::Tensor& self, const Draw& draw, const at::Tensor
 // --- integers ---
 
 // Fills with `first` + a number below `range`; a range of 0 stands for 2^64.
-void integers(const at::Tensor& self, const Draw& draw, uint64_t range, int64_t first) {
-  fill_all(self, draw, "random_from_to_kernel_cpu", [&]<typename T>() {
+void integers(
+    const at::Tensor& self, const Draw& draw, const char* name, uint64_t range, int64_t first) {
+  if (self.is_cuda()) {
+    check_type(self, !self.is_complex(), name);
+    DrawNumbers numbers;
+    numbers.range = range;
+    numbers.first = first;
+    return draw_on_gpu("integers_long", at::kLong, self, draw, numbers);
+  }
+  fill_all(self, draw, name, [&]<typename T>() {
     return [range, first](const philox::Words& w, int64_t /*i*/) {
       const auto drawn = philox::below(range, w[0], w[1]) + static_cast<uint64_t>(first);
       return static_cast<T>(static_cast<int64_t>(drawn));
     };
   });
 }
+
+constexpr const char* kFromTo = "random_from_to_kernel_cpu";
 
 thread_local Draw current_draw;
 
@@ -286,10 +359,10 @@ template <typename>
 struct FromTo {
   void operator()(
       at::TensorIteratorBase& iter, uint64_t range, int64_t from, auto&& /*none*/) const {
-    integers(iter.tensor(0), current_draw, range, from);
+    integers(iter.tensor(0), current_draw, kFromTo, range, from);
   }
   void operator()(at::TensorIteratorBase& iter, auto&& /*none*/) const {
-    integers(iter.tensor(0), current_draw, 0, 0);
+    integers(iter.tensor(0), current_draw, kFromTo, 0, 0);
   }
 };
 
@@ -300,17 +373,15 @@ void from_to(at::Tensor self, int64_t from, std::optional<int64_t> to) {
 
 // [0, the largest value], or all integers that a float holds exactly.
 void whole_range(const at::Tensor& self, const Draw& draw) {
-  fill_all(self, draw, "random_kernel_cpu", [&]<typename T>() {
-    uint64_t last = 1;
-    if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
-      last = static_cast<uint64_t>(std::numeric_limits<T>::max());
-    } else if constexpr (!std::is_same_v<T, bool>) {
-      last = uint64_t{1} << std::numeric_limits<T>::digits;
-    }
-    return [last](const philox::Words& w, int64_t /*i*/) {
-      return static_cast<T>(static_cast<int64_t>(philox::below(last + 1, w[0], w[1])));
-    };
-  });
+  uint64_t last = 1;
+  if (at::isIntegralType(self.scalar_type(), /*includeBool=*/false)) {
+    AT_DISPATCH_INTEGRAL_TYPES(self.scalar_type(), "random", [&] {
+      last = static_cast<uint64_t>(std::numeric_limits<scalar_t>::max());
+    });
+  } else if (self.scalar_type() != at::kBool) {
+    last = uint64_t{1} << (self.scalar_type() == at::kDouble ? 53 : bits_of(self.scalar_type()));
+  }
+  integers(self, draw, "random_kernel_cpu", last + 1, 0);
 }
 
 // --- the table ---

@@ -74,22 +74,11 @@ bool are_fresh(
   return true;
 }
 
-bool is_without_dropout(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
-  const auto& schema = op.handle.schema().arguments();
-  for (size_t i = 0; i < schema.size(); ++i) {
-    if (schema[i].name() == "dropout_p") {
-      return arguments[i].isDouble() && arguments[i].toDouble() == 0;
-    }
-  }
-  return false;
-}
-
 // The first call of its kind runs now, and what its results look like is remembered. PyTorch's
 // meta functions could foretell it, but in Python, and not always what the kernel does.
 void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& arguments) {
   const auto given = torch::jit::last(*stack, op.writes.size());
   auto signature = make_signature(op, given, arguments);
-  const bool without_dropout = is_without_dropout(op, given);
   {
     std::lock_guard lock(queue.mutex);
     ++queue.metrics.metadata_misses;
@@ -114,8 +103,7 @@ void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& 
     }
   }
   const auto results = torch::jit::last(*stack, op.returns.size());
-  if (!describe_results(*signature, results, without_dropout) ||
-      !are_fresh(*signature, results, tensors)) {
+  if (!describe_results(*signature, results) || !are_fresh(*signature, results, tensors)) {
     return;
   }
   if (!op.builtin && !meta_agrees(*signature, arguments)) {
@@ -187,7 +175,7 @@ bool foretell(
   for (const auto* tensor : arguments.tensors) {
     bytes += tensor->storage().nbytes();
   }
-  const bool draws = op.hidden_generator ||
+  const bool draws = arguments.draws_hidden ||
       std::find(op.takes_generator.begin(), op.takes_generator.end(), true) !=
           op.takes_generator.end();
   const auto rehearsed = [&](int number) {
@@ -309,6 +297,7 @@ bool record_known(
     queue.in_backward = place.node != nullptr;
     queue.run_soon(kTurn);
   }
+  bool is_all_again = false;
   {
     std::lock_guard lock(queue.mutex);
     const auto* signature = queue.signatures.find(op, arguments);
@@ -327,9 +316,12 @@ bool record_known(
       results(queue, *signature);
     });
     time.stop();
+    is_all_again = queue.is_all_again();
   }
   if (C10_UNLIKELY(arguments.exported)) {
     queue.run(kShared);
+  } else if (C10_UNLIKELY(is_all_again)) {
+    queue.run(kAhead);
   }
   return true;
 }

@@ -24,6 +24,11 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+// Whether someone needs the results now.
+bool is_asked_for(const char* reason) {
+  return reason != kLimit && reason != kTurn && reason != kAhead;
+}
+
 // What is new in a trace, seen from the one that was run before it.
 std::pair<std::string, Where> why_new(const Trace& trace, const Plan* last) {
   const auto count = last == nullptr ? 0 : last->signatures.size();
@@ -97,6 +102,7 @@ void Queue::settle(const TinyStorage& storage, const char* reason, c10::function
   check_usable();
   WithoutGil no_gil;
   if (has_thread_ && !is_on_its_way(storage)) {
+    note_wait(reason);
     return body();  // nothing that runs knows this memory
   }
   auto turn = lock_to_run(reason, &storage);
@@ -140,6 +146,8 @@ std::optional<Queue::Batch> Queue::take(const char* reason) {
   }
   std::lock_guard lock(mutex);
   followed = batch.plan;
+  is_ahead_ = reason == kAhead;
+  was_waited_for = has_thread_ && batch.hit && is_asked_for(reason);
   return batch;
 }
 
@@ -167,12 +175,14 @@ void Queue::execute(Batch batch) {
     spare_ = std::move(batch.trace);
     ++metrics.traces;
     ++(batch.hit ? metrics.plan_hits : metrics.plan_misses);
-    metrics.syncs += batch.reason == kLimit || batch.reason == kTurn ? 0 : 1;
+    metrics.syncs += is_asked_for(batch.reason) ? 1 : 0;
     metrics.relayouts += runner.relayouts;
     metrics.graphs += as_graph == PlanGraph::Done::kCaptured ? 1 : 0;
     metrics.graph_runs += as_graph == PlanGraph::Done::kNothing ? 0 : 1;
     metrics.seconds_running += seconds_since(begin);
-    ++metrics.causes[{batch.reason, batch.place}];
+    if (batch.reason != kAhead) {  // who waits for it will be the cause
+      ++metrics.causes[{batch.reason, batch.place}];
+    }
     if (!batch.hit) {
       ++metrics.news[batch.news];
     }
@@ -257,6 +267,18 @@ void Queue::finish() {
   }
 }
 
+// Someone needs what ran ahead, as was expected.
+void Queue::note_wait(const char* reason) {
+  std::lock_guard lock(mutex);
+  if (!is_ahead_ || !trace.empty() || !is_asked_for(reason)) {
+    return;
+  }
+  is_ahead_ = false;
+  was_waited_for = true;
+  ++metrics.syncs;
+  ++metrics.causes[{reason, where()}];
+}
+
 // Waits for the thread and raises what it found.
 void Queue::wait_for_batches() {
   if (!has_thread_ || std::this_thread::get_id() == server_) {
@@ -287,6 +309,9 @@ Queue::Turn Queue::lock_to_run(const char* reason, const TinyStorage* storage) {
     if (batches_.empty()) {
       if (storage == nullptr || is_pending(*storage)) {
         turn.batch = take(reason);
+      }
+      if (!turn.batch.has_value()) {
+        note_wait(reason);
       }
       return turn;
     }

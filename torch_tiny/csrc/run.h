@@ -25,6 +25,9 @@ inline constexpr const char* kLimit = "limit";
 // Another one, where a thread runs what was recorded: a backward pass begins or has ended.
 inline constexpr const char* kTurn = "turn of a backward pass";
 
+// And a third: a call that was waited for alone the last time is not kept until it is again.
+inline constexpr const char* kAhead = "ahead of the wait";
+
 struct Limits {
   size_t calls = 4096;
   size_t bytes = size_t{4} << 30;
@@ -98,9 +101,17 @@ class Queue {
                                                                      : nullptr;
   }
 
+  // Whether the call that was just noted is all that was waited for the last time: a GPU can work
+  // while the program is on its way to wait for it again. Called with the mutex held.
+  bool is_all_again() const {
+    return was_waited_for && trace.calls.size() == 1 && followed != nullptr &&
+        followed->signatures.size() == 1 && followed->signatures[0] == trace.calls[0].signature;
+  }
+
   std::mutex mutex;  // guards the members below while recording
   Trace trace;
   std::shared_ptr<const Plan> followed;  // of the trace before this one
+  bool was_waited_for = false;  // that trace, by someone who needed it; where a thread runs
   SignatureTable signatures;
   Metrics metrics;
   Limits limits;
@@ -138,6 +149,7 @@ class Queue {
   void wait_for_batches();
   void serve();
   bool is_on_its_way(const TinyStorage& storage);
+  void note_wait(const char* reason);
   void forget_signatures_if_many();
   std::string compile(const Trace& running, const Plan& plan);
   PlanGraph::Done run_as_graph(Trace& running, const Plan& plan);
@@ -145,7 +157,8 @@ class Queue {
   const c10::DeviceIndex device_;
   std::recursive_mutex running_;
   int depth_ = 0;  // a kernel written in Python may use the device, and run what it recorded
-  Trace spare_;    // keeps its capacity from run to run; guarded by `mutex`
+  bool is_ahead_ = false;  // the last trace ran before anyone asked; guarded by `mutex`
+  Trace spare_;            // keeps its capacity from run to run; guarded by `mutex`
   PlanCache plans_;
   std::mutex plans_mutex_;
 

@@ -435,7 +435,7 @@ void Runner::run_call(const Call& call) {
         return stand_in(trace_.uses[call.first_use + i], signature.specs[i], access);
       },
       host_);
-  if (C10_UNLIKELY(signature.op->hidden_generator && has_portable_numbers(device_))) {
+  if (C10_UNLIKELY(signature.draws_hidden && has_portable_numbers(device_))) {
     const HiddenNumbers numbers(trace_.values[call.first_value + signature.value_count]);
     call_on_host(*signature.op, device_, stack_);
   } else {

@@ -81,6 +81,7 @@ std::unique_ptr<Signature> make_signature(
   auto signature = std::make_unique<Signature>();
   signature->id = next_id.fetch_add(1);
   signature->op = &op;
+  signature->draws_hidden = arguments.draws_hidden;
   signature->words.assign(arguments.words.begin(), arguments.words.end());
   Tokens visitor{*signature};
   for (size_t i = 0; i < stack.size(); ++i) {
@@ -92,8 +93,7 @@ std::unique_ptr<Signature> make_signature(
   return signature;
 }
 
-bool describe_results(
-    Signature& signature, c10::ArrayRef<c10::IValue> returned, bool without_dropout) {
+bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned) {
   signature.results.clear();
   signature.list_sizes.clear();
   signature.constants.assign(returned.size(), {});
@@ -104,7 +104,7 @@ bool describe_results(
       signature.list_sizes.push_back(Signature::kTensor);
       continue;
     }
-    const bool is_seed = without_dropout && returned[i].isTensor() &&
+    const bool is_seed = op.dropout >= 0 && !signature.draws_hidden && returned[i].isTensor() &&
         returned[i].toTensor().defined() && returned[i].toTensor().device().is_cpu();
     if (returned[i].isInt() || is_seed) {
       signature.list_sizes.push_back(Signature::kConstant);

@@ -66,6 +66,7 @@ struct Signature {
   std::vector<uint64_t> words;
   std::vector<Token> tokens;
   uint32_t value_count = 0;     // of the tokens that are values
+  bool draws_hidden = false;    // from a generator that it is not given
   std::vector<Spec> specs;      // per tiny tensor, in order
   std::vector<Result> results;  // per fresh tensor, in order
   std::vector<uint32_t> grown;  // tensors that come empty, as out=, and get the sizes of their spec
@@ -86,8 +87,9 @@ struct Arguments {
   c10::SmallVector<c10::IValue, 4> values;
   c10::IValue numbers;  // what its random numbers come from; the last value where that is hidden
   c10::DeviceIndex device = -1;
-  bool keyed = true;      // false: an argument of a kind that has no words
-  bool masked = false;    // an index is a mask
+  bool keyed = true;    // false: an argument of a kind that has no words
+  bool masked = false;  // an index is a mask
+  bool draws_hidden = false;
   bool exported = false;  // someone outside looks at the memory of one of them
 };
 
@@ -97,8 +99,7 @@ std::unique_ptr<Signature> make_signature(
 
 // Fills in what the results of a run look like. False if they are not ordinary tensors. Attention
 // on CUDA returns the seed of its dropout on the CPU: without dropout nobody reads it.
-bool describe_results(
-    Signature& signature, c10::ArrayRef<c10::IValue> returned, bool without_dropout = false);
+bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned);
 
 // Whether the operator's meta function foretells these results.
 bool meta_agrees(const Signature& signature, const Arguments& arguments);

@@ -179,6 +179,7 @@ void TakeApart::add_overlaps() {
 
 void take_apart(const Operator& op, c10::ArrayRef<c10::IValue> stack, Arguments& out) {
   TakeApart visitor(op, out);
+  out.draws_hidden = op.draws_hidden(stack);
   for (size_t i = 0; i < stack.size(); ++i) {
     visitor.argument(stack[i], op.takes_generator[i]);
   }

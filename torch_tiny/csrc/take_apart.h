@@ -64,7 +64,9 @@ inline uint64_t tensor_head(const c10::TensorImpl& impl, Tag tag = Tag::kTensor)
 // meet in a way that PyTorch does not allow.
 class TakeApart {
  public:
-  TakeApart(const Operator& op, Arguments& out) : op_(op), out_(out) {}
+  TakeApart(const Operator& op, Arguments& out) : op_(op), out_(out) {
+    out.draws_hidden = op.hidden_generator;
+  }
 
   void argument(const c10::IValue& value, bool generator);
   void argument(const at::Tensor& tensor) {
@@ -157,7 +159,7 @@ inline void TakeApart::finish() {
   if (C10_UNLIKELY(!default_generators_.empty())) {
     fill_in_generators();
   }
-  if (C10_UNLIKELY(op_.hidden_generator)) {
+  if (C10_UNLIKELY(out_.draws_hidden)) {
     draw_hidden_numbers();
   }
   out_.words.push_back(default_dtype_word());

@@ -66,7 +66,7 @@ class Unboxed<Return(Args...)> {
     if (C10_UNLIKELY(queue.turns(place))) {
       return false;
     }
-    std::lock_guard lock(queue.mutex);
+    std::unique_lock lock(queue.mutex);
     auto& values = queue.trace.values;
     const auto first_value = values.size();
     for (const auto* signature : {queue.expected(), queue.signatures.recent(op_)}) {
@@ -82,6 +82,10 @@ class Unboxed<Return(Args...)> {
           }
         });
         time.stop();
+        if (C10_UNLIKELY(queue.is_all_again())) {
+          lock.unlock();
+          queue.run(kAhead);
+        }
         return true;
       }
       values.resize(first_value);

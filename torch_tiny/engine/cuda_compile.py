@@ -19,14 +19,17 @@ _NAMES = ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 _FOLDERS = ("/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib")
 
 
-def compile(source: str, arch: str) -> bytes:  # noqa: A001
-    """The cubin of `source` for an architecture such as sm_90; raises with NVRTC's words."""
+def compile(source: str, arch: str, *more: str) -> bytes:  # noqa: A001
+    """The cubin of `source` for an architecture such as sm_90; raises with NVRTC's words.
+
+    more: options of NVRTC beside the usual ones.
+    """
     nvrtc = _nvrtc()
     program = ctypes.c_void_p()
     text = source.encode()
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"region.cu", 0, None, None))
     try:
-        options = [f"--gpu-architecture={arch}".encode(), *(o.encode() for o in OPTIONS)]
+        options = [f"--gpu-architecture={arch}".encode(), *(o.encode() for o in (*OPTIONS, *more))]
         table = (ctypes.c_char_p * len(options))(*options)
         if nvrtc.nvrtcCompileProgram(program, len(options), table):
             log = _bytes(program, "ProgramLog")
