@@ -35,7 +35,6 @@ from tinygrad.codegen.late.linearizer import (
     pm_add_control_flow,
     pm_split_ends,
 )
-from tinygrad.codegen.opt.postrange import apply_opts
 from tinygrad.codegen.simplify import (
     pm_flatten_range,
     pm_load_collapse,
@@ -69,6 +68,7 @@ from torch_tiny.uops import (
     graph_rewrite,
     move_gates,
 )
+from torch_tiny.uops.threads import arranged
 
 __all__ = ["Source", "narrowed", "open_device", "program", "render", "render_linear"]
 
@@ -231,7 +231,7 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     sink = graph_rewrite(sink, pm_split_ranges + pm_flatten_range, ctx={})
     sink = graph_rewrite(sink, sym + pm_flatten_range)
     sink = graph_rewrite(sink, pm_flatten_range + pm_simplify_ranges, ctx={})
-    sink = apply_opts(sink, renderer)
+    sink = arranged(sink, renderer, sink.arg.name)
     sink = graph_rewrite(
         sink, sym + pm_move_where_on_load + pm_flatten_range + pm_reduce_unparented
     )
