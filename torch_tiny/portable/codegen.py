@@ -86,7 +86,7 @@ def number_dtype(kind: Kind, dtype: torch.dtype) -> torch.dtype:
 def generate(
     kind: Kind, opened: Opened, buffers: Sequence[Buffer], outputs: Mapping[int, UOp]
 ) -> Program:
-    """Kernels for `buffers[i] = outputs[i]`, built once to see that the device takes them."""
+    """Kernels for `buffers[i] = outputs[i]`."""
     places = Places(len(buffers))
     values = _with_numbers(kind, buffers, outputs, places)
     typed = [(DTYPES[number_dtype(kind, b.dtype)], b.size) for b in buffers]
@@ -107,7 +107,6 @@ def generate(
             uses.append(temporaries[slot] if number is None else number)
         source, threads = piece.source, piece.source.group or (1, 1, 1)
         kernels.append(Kernel(source.name, source.text, tuple(uses), source.launch, threads))
-    built(opened, [(kernel.name, kernel.source, len(kernel.buffers)) for kernel in kernels])
     text = "\n".join(kernel.source for kernel in kernels)
     return Program(tuple(kernels), tuple(sizes), source=text)
 
@@ -196,7 +195,7 @@ _sources: dict[tuple[str, UOp], Source] = {}
 
 
 def built(opened: Opened, texts: Sequence[Text]) -> list[Any]:
-    """Kernels of the device, made once per text."""
+    """Kernels of the device, made once per text; together, which takes OpenCL less time."""
     kernels: dict[str, Any] = opened.__dict__.setdefault("kernels", {})
     if len(kernels) >= _MOST_RENDERED:
         kernels.clear()
