@@ -115,6 +115,19 @@ print("run on the host" in repr(torch_tiny.report()))
     ]
 
 
+def test_what_the_devices_compiler_refuses_runs_on_the_host(kind: str) -> None:
+    code = f"""
+from torch_tiny.portable.kinds.{kind} import KIND
+theirs = KIND.template
+KIND.template = lambda name, dtype: "no_such({{0}})" if name == "tanh" else theirs(name, dtype)
+x = torch.arange(3.0)
+y = x.to("tiny")
+torch.testing.assert_close(((y * 2).tanh() + y).cpu(), (x * 2).tanh() + x)
+print([f["reason"] for f in torch.tiny.metrics()["fallbacks"]])
+"""
+    assert run(kind, code) == ["['aten::tanh']"]
+
+
 def test_fallbacks_can_be_forbidden(kind: str) -> None:
     code = """
 x = torch.ones(3, dtype=torch.int64, device="tiny")

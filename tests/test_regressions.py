@@ -120,3 +120,13 @@ def test_an_empty_out_is_resized_where_it_begins() -> None:
         t2 = t1.imag
         torch.mul(t0, t0, out=t2)
     """)
+
+
+# reading t0: OpenCL error -30, an operator on the host had made its memory larger
+def test_memory_that_the_host_resized_goes_back_to_the_device() -> None:
+    check("""
+        t0 = torch.full((1,), -1.25, dtype=torch.float32, device=device)
+        t8 = t0.detach()
+        torch.cat([t8.clone(), t8.clone()], out=t8)
+        t12 = t0.take(torch.tensor([0], device=device))
+    """)

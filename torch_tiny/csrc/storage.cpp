@@ -145,6 +145,9 @@ Buffer TinyStorage::buffer() {
   if (!in_buffer_) {
     const auto bytes = nbytes();
     const auto& host = memory(Access::kRead);
+    if (buffer_bytes_ != bytes) {  // an operator on the host has resized it
+      drop_own_buffer();
+    }
     const bool is_new = buffer_ == 0;
     buffer_ = portable_functions().upload(device().index(), buffer_, host.data(), bytes);
     if (is_new) {

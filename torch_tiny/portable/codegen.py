@@ -6,6 +6,7 @@ has to mind who still reads the old content, and a region that must not run leav
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -18,8 +19,8 @@ from torch_tiny.graph import Buffer
 from torch_tiny.linalg.routine import emitted_for_groups
 from torch_tiny.lower.promote import NoLowering
 from torch_tiny.lower.tools import DTYPES
-from torch_tiny.portable.kind import Kind, Opened
-from torch_tiny.uops import Context, DType, Ops, UOp, buffer_param, dtypes, substituted
+from torch_tiny.portable.kind import Kind, Opened, Text
+from torch_tiny.uops import Context, DType, Ops, UOp, buffer_param, dtypes, sink_of, substituted
 from torch_tiny.uops.device import Source, narrowed, render, render_linear
 
 _MOST_PIECES = 256
@@ -85,7 +86,7 @@ def number_dtype(kind: Kind, dtype: torch.dtype) -> torch.dtype:
 def generate(
     kind: Kind, opened: Opened, buffers: Sequence[Buffer], outputs: Mapping[int, UOp]
 ) -> Program:
-    """Kernels for `buffers[i] = outputs[i]`, built once to see that the device takes them."""
+    """Kernels for `buffers[i] = outputs[i]`."""
     places = Places(len(buffers))
     values = _with_numbers(kind, buffers, outputs, places)
     typed = [(DTYPES[number_dtype(kind, b.dtype)], b.size) for b in buffers]
@@ -134,7 +135,7 @@ def _with_numbers(
         pack = buffer_param(places.numbers(dtype), DTYPES[dtype], len(numbers))
         for k, i in enumerate(numbers):
             shared[buffer_param(i, DTYPES[dtype], 1)] = pack.shrink(((k, k + 1),))
-    return {i: substituted(v, shared) for i, v in zip(outputs, values, strict=True)}
+    return dict(zip(outputs, substituted(sink_of(*values), shared).src, strict=True))
 
 
 def _pieces(nest: Nest, length: int) -> int:
@@ -172,7 +173,7 @@ def _routine(kind: Kind, opened: Opened, step: RoutineStep) -> _Piece:
     uops = emitted_for_groups(routine, kind.group_bytes, _THREADS)
     source = render_linear(uops, opened.renderer, "k", kind.uniform_load)
     source = replace(source, launch=(routine.batch, 1, 1), group=(_THREADS, 1, 1))
-    source = _built(kind, opened, source)
+    source = replace(source, text=kind.finish(source.text))
     sizes = [routine.batch * size * dtype.itemsize for dtype, size in routine.sizes]
     return _Piece(source, tuple((step.slots[k], sizes[k]) for k in source.slots))
 
@@ -181,28 +182,23 @@ def _rendered(kind: Kind, opened: Opened, plain: UOp) -> Source:
     """Kernels that differ in their buffers only, as in an optimizer's step, are rendered once."""
     found = _sources.get((kind.name, plain))
     if found is None:
-        found = _built(kind, opened, render(plain, opened.renderer, "k", kind.template))
+        source = render(plain, opened.renderer, "k", kind.template)
+        found = replace(source, text=kind.finish(source.text))
         if len(_sources) >= _MOST_RENDERED:
             _sources.clear()
         _sources[kind.name, plain] = found
     return found
 
 
-def _built(kind: Kind, opened: Opened, source: Source) -> Source:
-    finished = replace(source, text=kind.finish(source.text))
-    built(opened, finished.name, finished.text, len(finished.slots))
-    return finished
-
-
 _MOST_RENDERED = 4096
 _sources: dict[tuple[str, UOp], Source] = {}
 
 
-def built(opened: Opened, name: str, text: str, buffers: int) -> object:
-    """A kernel of the device, made once per text."""
-    kernels: dict[str, object] = opened.__dict__.setdefault("kernels", {})
-    if text not in kernels:
-        if len(kernels) >= _MOST_RENDERED:
-            kernels.clear()
-        kernels[text] = opened.build(name, text, buffers)
-    return kernels[text]
+def built(opened: Opened, texts: Sequence[Text]) -> list[Any]:
+    """Kernels of the device, made once per text; together, which takes OpenCL less time."""
+    kernels: dict[str, Any] = opened.__dict__.setdefault("kernels", {})
+    if len(kernels) >= _MOST_RENDERED:
+        kernels.clear()
+    new = list({one[1]: one for one in texts if one[1] not in kernels}.values())
+    kernels |= zip((text for _, text, _ in new), opened.build(new), strict=True)
+    return [kernels[text] for _, text, _ in texts]

@@ -114,8 +114,12 @@ class Engine:
         late.daemon = True
         late.start()
         try:
-            target = Portable(here.kind, here.opened)
-            made = compile_trace(trace, Path(os.devnull), True, target)
+            try:
+                target = Portable(here.kind, here.opened)
+                made = compile_trace(trace, Path(os.devnull), True, target)
+            except RuntimeError:  # the device's compiler refuses something
+                target = Portable(here.kind, here.opened, one_by_one=True)
+                made = compile_trace(trace, Path(os.devnull), True, target)
         finally:
             late.cancel()
             seconds = time.monotonic() - begin

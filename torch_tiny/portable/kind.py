@@ -10,6 +10,9 @@ import torch
 from torch_tiny.lower.promote import NoLowering
 from torch_tiny.uops import DType
 
+Text = tuple[str, str, int]
+"""Of a kernel: its name, its source, and how many buffers it has."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -47,11 +50,11 @@ class Opened:
         self.device.synchronize()
         self.device.allocator._copyout(data, memory)
 
-    def build(self, name: str, text: str, buffers: int) -> Any:
-        """A kernel from its text; raises what the device's compiler says."""
+    def build(self, texts: Sequence[Text]) -> list[Any]:
+        """Kernels from their texts; raises what the device's compiler says."""
         from torch_tiny.uops import device
 
-        return device.program(self.device, name, text, buffers)
+        return [device.program(self.device, *one) for one in texts]
 
     def run(self, launches: Sequence[Launch]) -> None:
         """Kernels one after the other."""

@@ -28,8 +28,9 @@ class Region:
         self._memory = memory
         self._places = Places(len(given["buffers"]))
         self._temporaries: list[int] = given["temporaries"]
-        self._kernels = [self._step(kernel) for kernel in given["kernels"]]
-        self._guard = [self._step(kernel) for kernel in given["guard"]]
+        count = len(given["kernels"])
+        steps = self._steps([*given["kernels"], *given["guard"]])
+        self._kernels, self._guard = steps[:count], steps[count:]
         self._slots = [i for i, buffer in enumerate(given["buffers"]) if "slot" in buffer]
         self._written = [i for i in self._slots if given["buffers"][i]["written"]]
         self._sizes = {i: given["buffers"][i]["nbytes"] for i in self._written}
@@ -86,9 +87,12 @@ class Region:
             ]
         )
 
-    def _step(self, given: dict[str, Any]) -> _Step:
-        kernel = built(self._opened, given["name"], given["source"], len(given["buffers"]))
-        return _Step(kernel, given["buffers"], given["groups"], given["threads"])
+    def _steps(self, given: Sequence[dict[str, Any]]) -> list[_Step]:
+        texts = [(one["name"], one["source"], len(one["buffers"])) for one in given]
+        return [
+            _Step(kernel, one["buffers"], one["groups"], one["threads"])
+            for kernel, one in zip(built(self._opened, texts), given, strict=True)
+        ]
 
     def _pack(
         self, dtype: torch.dtype, given: list[tuple[int, str]], numbers: Sequence[bytes]

@@ -35,7 +35,6 @@ from tinygrad.codegen.late.linearizer import (
     pm_add_control_flow,
     pm_split_ends,
 )
-from tinygrad.codegen.opt.postrange import apply_opts
 from tinygrad.codegen.simplify import (
     pm_flatten_range,
     pm_load_collapse,
@@ -69,6 +68,7 @@ from torch_tiny.uops import (
     graph_rewrite,
     move_gates,
 )
+from torch_tiny.uops.threads import arranged
 
 __all__ = ["Source", "narrowed", "open_device", "program", "render", "render_linear"]
 
@@ -219,8 +219,29 @@ def _divide(u: UOp) -> UOp:
     return low.cast(u.dtype) | (high.cast(u.dtype) << 32)
 
 
-_long_division = PatternMatcher(
-    [(UPat((Ops.CDIV, Ops.CMOD), (dtypes.int64, dtypes.uint64), name="u"), _divide)]
+def _multiply(u: UOp) -> UOp | None:
+    """A product of two words, as in Philox: the emulation would take four words and their sums."""
+    a, b = (_word(x) for x in u.src)
+    if a is None or b is None:
+        return None
+    low, high = (
+        UOp(Ops.CUSTOM, dtypes.uint32, (a, b), text)
+        for text in ("({0}*{1})", "tt_mul_high({0}, {1})")
+    )
+    return low.cast(u.dtype) | (high.cast(u.dtype) << 32)
+
+
+def _word(x: UOp) -> UOp | None:
+    if x.op is Ops.CONST and 0 <= x.arg < 1 << 32:
+        return cast(UOp, UOp.const(x.arg, dtypes.uint32))
+    return x.src[0] if x.op is Ops.CAST and x.src[0].dtype == dtypes.uint32 else None
+
+
+_long_arithmetic = PatternMatcher(
+    [
+        (UPat((Ops.CDIV, Ops.CMOD), (dtypes.int64, dtypes.uint64), name="u"), _divide),
+        (UPat(Ops.MUL, dtypes.uint64, name="u"), _multiply),
+    ]
 )
 
 
@@ -231,7 +252,7 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     sink = graph_rewrite(sink, pm_split_ranges + pm_flatten_range, ctx={})
     sink = graph_rewrite(sink, sym + pm_flatten_range)
     sink = graph_rewrite(sink, pm_flatten_range + pm_simplify_ranges, ctx={})
-    sink = apply_opts(sink, renderer)
+    sink = arranged(sink, renderer, sink.arg.name)
     sink = graph_rewrite(
         sink, sym + pm_move_where_on_load + pm_flatten_range + pm_reduce_unparented
     )
@@ -254,7 +275,7 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     late = early + get_late_rewrite_patterns(operators, False)
     sink = graph_rewrite(sink, early)
     if dtypes.int64 not in renderer.supported_dtypes():
-        sink = graph_rewrite(sink, _long_division)
+        sink = graph_rewrite(sink, _long_arithmetic)
     sink = graph_rewrite(sink, pm_dtype_decomps + pm_commit_weak, ctx=(set(), renderer))
     sink = graph_rewrite(sink, late, ctx=renderer)
     sink = graph_rewrite(sink, move_gates)

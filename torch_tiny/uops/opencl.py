@@ -1,6 +1,7 @@
 """Building OpenCL C without tinygrad's cache of pickles; PoCL and drivers have their own."""
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 from tinygrad.helpers import to_char_p_p
@@ -10,19 +11,30 @@ from tinygrad.runtime.ops_cl import BP_CB
 OPTIONS = b"-w"  # warnings would go to the user's terminal
 
 
+def build(device: Any, texts: Sequence[tuple[str, str]]) -> list["Kernel"]:
+    """One program of several kernels, each of which is a name and a text of its own."""
+    names = [f"{name}_{i}" for i, (name, _) in enumerate(texts)]
+    parts = (
+        text.replace(f"void {name}(", f"void {new}(", 1)
+        for new, (name, text) in zip(names, texts, strict=True)
+    )
+    status = ctypes.c_int32()
+    program = opencl.clCreateProgramWithSource(
+        device.context, 1, to_char_p_p(["\n".join(parts).encode()]), None, status
+    )
+    _check(status.value)
+    options = ctypes.create_string_buffer(OPTIONS)
+    if opencl.clBuildProgram(program, 1, device.cl_dev, options, BP_CB(), None):
+        raise RuntimeError(f"OpenCL: {_log(device, program)}")
+    return [Kernel(device, program, name) for name in names]
+
+
 class Kernel:
     """A kernel of OpenCL C on a device of tinygrad's."""
 
-    def __init__(self, device: Any, name: str, text: str) -> None:
+    def __init__(self, device: Any, program: Any, name: str) -> None:
         self._device = device
         status = ctypes.c_int32()
-        program = opencl.clCreateProgramWithSource(
-            device.context, 1, to_char_p_p([text.encode()]), None, status
-        )
-        _check(status.value)
-        options = ctypes.create_string_buffer(OPTIONS)
-        if opencl.clBuildProgram(program, 1, device.cl_dev, options, BP_CB(), None):
-            raise RuntimeError(f"OpenCL: {_log(device, program)}")
         self._kernel = opencl.clCreateKernel(program, name.encode(), status)
         _check(status.value)
 

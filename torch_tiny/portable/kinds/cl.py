@@ -6,17 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch_tiny.portable.kind import C_FUNCTIONS, Kind, Launch, Opened
+from torch_tiny.portable.kind import C_FUNCTIONS, Kind, Launch, Opened, Text
 from torch_tiny.uops import DType, dtypes
 
 _HEAD = "#pragma OPENCL FP_CONTRACT OFF\n"  # a*b+c is rounded twice, as on the CPU
+_TOGETHER = 64  # kernels in a program: PoCL takes as long for one
 
 
 class _Opened(Opened):
-    def build(self, name: str, text: str, buffers: int) -> Any:  # noqa: ARG002
-        from torch_tiny.uops.opencl import Kernel
+    def build(self, texts: Sequence[Text]) -> list[Any]:
+        from torch_tiny.uops import opencl
 
-        return Kernel(self.device, name, text)
+        made = []
+        for begin in range(0, len(texts), _TOGETHER):
+            part = [(name, text) for name, text, _ in texts[begin : begin + _TOGETHER]]
+            made += opencl.build(self.device, part)
+        return made
 
     def run(self, launches: Sequence[Launch]) -> None:
         for one in launches:

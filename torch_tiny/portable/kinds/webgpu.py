@@ -12,7 +12,7 @@ import torch
 
 from torch_tiny.lower.promote import NoLowering
 from torch_tiny.portable import wgsl
-from torch_tiny.portable.kind import Kind, Launch, Opened
+from torch_tiny.portable.kind import Kind, Launch, Opened, Text
 from torch_tiny.uops import DType
 
 
@@ -24,10 +24,10 @@ class _Opened(Opened):
         self._runner = webgpu.Runner(self.device)
         self.most_buffers = webgpu.most_buffers(self.device)
 
-    def build(self, name: str, text: str, buffers: int) -> Any:
+    def build(self, texts: Sequence[Text]) -> list[Any]:
         from torch_tiny.uops.webgpu import Pipeline
 
-        return Pipeline(self.device, name, text, buffers)
+        return [Pipeline(self.device, *one) for one in texts]
 
     def run(self, launches: Sequence[Launch]) -> None:
         self._runner.run([(one.kernel, one.buffers, one.groups) for one in launches])
