@@ -112,6 +112,12 @@ std::tuple<Tensor, Tensor, Tensor> unique(
   return {values, back, lengths};
 }
 
+// Of an older operator, which derivatives still use.
+std::tuple<Tensor, Tensor> unique_of_two(const Tensor& self, bool sorted, bool inverse) {
+  const auto [values, back, lengths] = unique(self, sorted, inverse, false);
+  return {values, back};
+}
+
 std::tuple<Tensor, Tensor, Tensor> unique_consecutive(
     const Tensor& self, bool inverse, bool counts, std::optional<int64_t> /*dim*/) {
   auto [values, run, lengths] = runs(self.reshape({-1}), counts);
@@ -189,6 +195,7 @@ void install_data_sized() {
   library->impl("nonzero", composed_kernel<&places_of_nonzero, &on_portable>());
   library->impl("masked_select", composed_kernel<&masked_select, &on_portable>());
   library->impl("index.Tensor", composed_kernel<&index_by_masks, &with_masks>());
+  library->impl("_unique", composed_kernel<&unique_of_two, &on_portable>());
   library->impl("_unique2", composed_kernel<&unique, &on_portable>());
   library->impl("unique_consecutive", composed_kernel<&unique_consecutive, &without_dim>());
   library->impl("bincount", composed_kernel<&bincount, &on_portable>());

@@ -7,6 +7,7 @@
 #include "device.h"
 #include "engine_module.h"
 #include "generator.h"
+#include "matrix_functions.h"
 #include "operator.h"
 #include "portable_module.h"
 #include "portable_random.h"
@@ -168,6 +169,7 @@ void init(const std::vector<std::string>& hosts, bool portable_numbers) {
     install_storage();
     install_portable_random();
     install_data_sized();
+    install_matrix_functions();
     install_operators();
     return true;
   }();
