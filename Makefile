@@ -25,8 +25,10 @@ demo: core
 test: lint devices
 	$(ONE_THREAD) $(BIN)/pytest -n 2
 
-# The operator database and random programs on OpenCL and WebGPU; takes hours.
+# Derivatives, the operator database and random programs on OpenCL and WebGPU; takes hours.
 test-devices: core devices
+	for kind in cl webgpu; do TORCH_TINY_DEVICES=$$kind TORCH_TINY_FALLBACK=error $(ONE_THREAD) \
+		$(BIN)/python tests/derivatives_linalg.py --all || exit 1; done
 	$(ONE_THREAD) $(BIN)/python -m tests.devices --programs $(PROGRAMS)
 
 # OpenCL and WebGPU without a GPU; where they cannot be installed their tests are skipped.

@@ -319,3 +319,29 @@ for ours, theirs in zip(program("tiny"), program("cpu")):
     torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-4)
 """
     assert run(kind, code, TORCH_TINY_FALLBACK="error") == []
+
+
+def test_least_squares_and_ranks(kind: str) -> None:
+    """Also on a device that has no float64, in which PyTorch keeps tolerances."""
+    code = """
+from torch import linalg
+g = torch.Generator().manual_seed(0)
+x, b = torch.randn(2, 5, 3, generator=g), torch.randn(2, 5, 2, generator=g)
+x[0, :, 1] = x[0, :, 0]
+def program(device):
+    y, right = x.to(device), b.to(device)
+    tolerance = torch.tensor([0.1, 3.0], device=device)
+    square = y[:, :3] + y[:, :3].mT
+    return [*(r for d in ("gels", "gelsd", "gelsy", "gelss", None)
+              for r in linalg.lstsq(y[1:], right[1:], driver=d)),
+            *linalg.lstsq(y[1:].mT, right[1:, :3, 0]),
+            linalg.lstsq(y[:, :0], right[:, :0]).solution,
+            linalg.matrix_rank(y), linalg.matrix_rank(y, 0.1), linalg.matrix_rank(y, rtol=0.2),
+            linalg.matrix_rank(y, atol=tolerance), linalg.matrix_rank(square, hermitian=True),
+            linalg.pinv(y), linalg.pinv(y, 1e-3), linalg.pinv(y, rcond=tolerance / 100),
+            linalg.pinv(y, atol=0.3), linalg.pinv(square, hermitian=True), torch.pinverse(y[1:])]
+for ours, theirs in zip(program("tiny"), program("cpu")):
+    assert ours.stride() == theirs.stride()
+    torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-3, atol=1e-4)
+"""
+    assert run(kind, code, TORCH_TINY_FALLBACK="error") == []

@@ -89,13 +89,16 @@ void set_missing_types(
   hosts()[index].advice = std::move(advice);
 }
 
+bool has_type(c10::DeviceIndex index, c10::ScalarType type) {
+  const auto& missing = hosts()[index].missing;
+  return C10_LIKELY(missing.empty()) ||
+      std::find(missing.begin(), missing.end(), type) == missing.end();
+}
+
 void check_type(c10::DeviceIndex index, c10::ScalarType type) {
   const auto& entry = hosts()[index];
-  if (C10_LIKELY(entry.missing.empty())) {
-    return;
-  }
   TORCH_CHECK_TYPE(
-      std::find(entry.missing.begin(), entry.missing.end(), type) == entry.missing.end(),
+      has_type(index, type),
       "tiny:",
       static_cast<int>(index),
       " (",

@@ -26,6 +26,7 @@ const std::string& device_name(c10::DeviceIndex index);
 // Types that the hardware lacks; `advice` ends the error of whoever makes a tensor of one.
 void set_missing_types(
     c10::DeviceIndex index, std::vector<c10::ScalarType> types, std::string advice);
+bool has_type(c10::DeviceIndex index, c10::ScalarType type);
 void check_type(c10::DeviceIndex index, c10::ScalarType type);
 
 // The current device of this thread.

@@ -7,6 +7,7 @@
 #include "device.h"
 #include "engine_module.h"
 #include "generator.h"
+#include "matrix_functions.h"
 #include "operator.h"
 #include "portable_module.h"
 #include "portable_random.h"
@@ -170,6 +171,7 @@ void init(const std::vector<std::string>& hosts, const std::string& numbers) {
     install_storage();
     install_portable_random();
     install_data_sized();
+    install_matrix_functions();
     install_operators();
     return true;
   }();

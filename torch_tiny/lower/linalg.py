@@ -375,8 +375,12 @@ def _lstsq(a: UOp, b: UOp, rcond: float | None, driver: str | None) -> Results:
     batch, m, n = sizes_of(a)
     is_vector = _is_vector(a, b)
     right = b.unsqueeze(-1) if is_vector else b
-    if 0 in (*a.shape, *right.shape) or common_batch(a, right) != batch:
-        raise NoLowering("nothing to solve, or batches that differ")
+    if common_batch(a, right) != batch:
+        raise NoLowering("batches that differ")
+    nothing = full((0,), 0, a.dtype)
+    if 0 in (*a.shape, *right.shape):
+        shape = (*batch, n) if is_vector else (*batch, n, int_shape(right)[-1])
+        return full(shape, 0, a.dtype), nothing, full(batch, 0, dtypes.int64), nothing
     u, s, vh = svd(a, False, True)
     assert u is not None and s is not None and vh is not None
     if rcond is None:
@@ -385,7 +389,6 @@ def _lstsq(a: UOp, b: UOp, rcond: float | None, driver: str | None) -> Results:
     inverse = counts.where(1 / counts.where(s, full((), 1, a.dtype)), full((), 0, a.dtype))
     x = matmul(vh.transpose(-1, -2), matmul(u.transpose(-1, -2), right) * inverse.unsqueeze(-1))
     rank = total(counts.cast(dtypes.int64), (counts.ndim - 1,))
-    nothing = full((0,), 0, a.dtype)
     return x.squeeze(-1) if is_vector else x, nothing, rank, nothing
 
 
