@@ -1,6 +1,7 @@
 """Fixtures for all tests. TORCH_TINY_DEVICES says on which memory (cpu, cuda) they run."""
 
 import pytest
+from harness import PORTABLE_KINDS, why_no_portable
 from util import DEVICE, KIND  # sets the environment, so it comes before torch_tiny
 
 if DEVICE == "tiny":
@@ -17,6 +18,14 @@ def device() -> str:
 def kind() -> str:
     """The memory of the device under test: "cpu" or "cuda"."""
     return KIND
+
+
+@pytest.fixture(scope="session", params=PORTABLE_KINDS)
+def portable(request: pytest.FixtureRequest) -> str:
+    """A kind of portable device, for programs in processes of their own: see on_portable."""
+    if reason := why_no_portable(request.param):
+        pytest.skip(f"no {request.param}: {reason}; see make devices")
+    return str(request.param)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -75,6 +75,29 @@ def python(code: str, *, status: int = 0, timeout: float = 120, **env: str) -> s
     return done.stdout
 
 
+PORTABLE_KINDS = ("cl", "webgpu")
+
+
+def on_portable(kind: str, code: str, **env: str) -> list[str]:
+    """The lines that a program prints where tiny is a portable device, or several."""
+    head = "import torch, torch_tiny, warnings\nfrom torch.nn import functional as F\n"
+    return python(head + textwrap.dedent(code), TORCH_TINY_DEVICES=kind, **env).splitlines()
+
+
+@cache
+def why_no_portable(kind: str) -> str | None:
+    """Why a kind cannot be tried here; `make devices` installs both."""
+    from torch_tiny import hosts
+
+    if reason := hosts.why_no_portable(kind):
+        return reason
+    try:
+        on_portable(kind, 'print((torch.ones(3, device="tiny") + 1).sum().item())')
+    except AssertionError as error:
+        return str(error).splitlines()[-1]
+    return None
+
+
 def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     """The same random CPU tensor for the same seed."""
     gen = torch.Generator().manual_seed(seed)

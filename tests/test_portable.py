@@ -2,38 +2,17 @@
 
 import pytest
 import torch
-from harness import needs_cpu_memory, needs_tiny, python
+from harness import PORTABLE_KINDS, needs_cpu_memory, needs_tiny, why_no_portable
+from harness import on_portable as run
 
 from torch_tiny import hosts
 
 pytestmark = [needs_tiny, needs_cpu_memory]  # the devices are those of the processes
 
-KINDS = ("cl", "webgpu")
-PROBE = 'import torch, torch_tiny; print((torch.ones(3, device="tiny") + 1).sum().item())'
 
-
-def why_not(kind: str) -> str | None:
-    """Why a kind cannot be tried here; `make devices` installs both."""
-    if reason := hosts.why_no_portable(kind):
-        return reason
-    try:
-        python(PROBE, TORCH_TINY_DEVICES=kind)
-    except AssertionError as error:
-        return str(error).splitlines()[-1]
-    return None
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    if reason := why_not(request.param):
-        pytest.skip(f"no {request.param}: {reason}; see make devices")
-    return str(request.param)
-
-
-def run(kind: str, code: str, **env: str) -> list[str]:
-    """The lines that a program prints on a portable device."""
-    head = "import torch, torch_tiny, warnings\nfrom torch.nn import functional as F\n"
-    return python(head + code, TORCH_TINY_DEVICES=kind, **env).splitlines()
+@pytest.fixture
+def kind(portable: str) -> str:
+    return portable
 
 
 def test_results_are_the_cpus(kind: str) -> None:
@@ -222,7 +201,7 @@ print((x * x.exp()).sum().item(), engine.counts.compiles, engine.counts.cache_hi
 
 
 def test_webgpu_has_no_float64() -> None:
-    if reason := why_not("webgpu"):
+    if reason := why_no_portable("webgpu"):
         pytest.skip(f"no webgpu: {reason}; see make devices")
     code = """
 for f in (lambda: torch.ones(3, dtype=torch.float64, device="tiny"),
@@ -242,7 +221,7 @@ print((torch.ones(3, device="tiny") * 0.1).tolist() == (torch.ones(3) * 0.1).tol
 def test_a_wrong_name_lists_the_right_ones() -> None:
     with pytest.raises(ValueError, match=r"cl, .*webgpu"):
         hosts.parse("webcpu")
-    assert set(KINDS) <= set(hosts.portable_kinds())
+    assert set(PORTABLE_KINDS) <= set(hosts.portable_kinds())
 
 
 def test_functions_are_precise(kind: str) -> None:

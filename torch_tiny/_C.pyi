@@ -1,9 +1,11 @@
 """The C++ core: devices, the recorder, the trace and its runs."""
 
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
-from torch import Generator, Tensor
+from torch import Generator, Tensor, dtype
+
+_T = TypeVar("_T")
 
 class Cause(TypedDict):
     """Why traces were run, and the line of the user's program that made it necessary."""
@@ -70,11 +72,24 @@ def host_alias(tensor: Tensor, /) -> Tensor:
     """A CPU or CUDA tensor over the same memory; writes on either side are seen on the other."""
 
 def host_memory(tensor: Tensor, /) -> Tensor:
-    """The same, but what is recorded later is in this memory only after `synchronize`."""
+    """The same, but what is recorded later is in this memory only after `synchronize`.
 
-def adopt(host: Tensor, index: int, /) -> Tensor:
-    """A tensor of tiny:index over the memory of a CPU or CUDA tensor."""
+    The memory is shared from then on: it stays where it is.
+    """
 
+def share_buffer(tensor: Tensor, lend: Callable[[int], _T], /) -> _T:
+    """On a portable device: what `lend` makes of the number of the buffer, which is then shared."""
+
+def shared_tensor(index: int, memory: int, dtype: dtype, /) -> Tensor | None:
+    """A flat tensor over memory that was shared, a buffer or an address, if one lives already."""
+
+def adopt_shared(host: Tensor, index: int, /) -> Tensor:
+    """A tensor of tiny:index over the memory of a CPU tensor, which others look at too."""
+
+def adopt_shared_buffer(index: int, buffer: int, nbytes: int, dtype: dtype, /) -> Tensor:
+    """The same over a buffer of a portable device."""
+
+def note_traffic(direction: str, nbytes: int, /) -> None: ...
 def materialize(tensor: Tensor, /) -> None:
     """Run what `tensor` depends on, so that its data_ptr is real and the data is there."""
 

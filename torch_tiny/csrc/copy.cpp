@@ -4,6 +4,8 @@
 #include <ATen/ops/resize.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "host_call.h"
 #include "record.h"
 #include "run.h"
@@ -26,6 +28,10 @@ void record_copy(const at::Tensor& to, const at::Tensor& from, bool non_blocking
   record(copy_operator(), &stack);
 }
 
+bool covers_storage(const at::Tensor& tensor) {
+  return tensor.is_non_overlapping_and_dense() && tensor.nbytes() == tensor.storage().nbytes();
+}
+
 void copy_in(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   auto& queue = Queue::of(to.device().index());
   // Memory that no recorded call knows of can be written now; else the values wait for their turn.
@@ -34,8 +40,8 @@ void copy_in(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   }
   queue.settle(TinyStorage::of(to), "copy to the device", [&] {
     HostScope scope(to.device().index());
-    const bool is_all = to.is_non_overlapping_and_dense() && to.nbytes() == to.storage().nbytes();
-    host_tensor(to, is_all ? Access::kOverwrite : Access::kWrite).copy_(from, non_blocking);
+    host_tensor(to, covers_storage(to) ? Access::kOverwrite : Access::kWrite)
+        .copy_(from, non_blocking);
   });
 }
 
@@ -46,12 +52,17 @@ void copy_out(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   });
 }
 
-// Both queues are run before the copy; the memories' own devices know how to reach each other.
+// Nothing else runs on either device meanwhile: locked in the order of their indices, so that a
+// copy the other way does not wait for this one. The memories' own devices know how to reach each
+// other.
 void copy_across(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
-  Queue::of(to.device().index()).run("copy between devices");
-  Queue::of(from.device().index()).run_then("copy between devices", [&] {
-    HostScope scope(to.device().index());
-    host_tensor(to).copy_(host_tensor(from, Access::kRead), non_blocking);
+  const auto [first, second] = std::minmax({to.device().index(), from.device().index()});
+  Queue::of(first).run_then("copy between devices", [&, last = second] {
+    Queue::of(last).run_then("copy between devices", [&] {
+      HostScope scope(to.device().index());
+      host_tensor(to, covers_storage(to) ? Access::kOverwrite : Access::kWrite)
+          .copy_(host_tensor(from, Access::kRead), non_blocking);
+    });
   });
 }
 

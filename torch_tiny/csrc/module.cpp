@@ -12,6 +12,7 @@
 #include "portable_module.h"
 #include "portable_random.h"
 #include "run.h"
+#include "shared.h"
 #include "storage.h"
 
 #include <unordered_set>
@@ -41,15 +42,47 @@ at::Tensor host_alias(const at::Tensor& tensor) {
   return result;
 }
 
-// The same for who looks only after a synchronize: operators go on being recorded.
+// Shares it with tinygrad, which looks only after a synchronize: operators go on being recorded.
 at::Tensor host_memory(const at::Tensor& tensor) {
   check_tiny(tensor);
   const torch::PyWarningHandler warnings;
   at::Tensor result;
   Queue::of(tensor.device().index()).run_then("memory shared", [&] {
     result = host_tensor(tensor);
+    share_storage(tensor.storage());
   });
   return result;
+}
+
+// The same on a portable device: what `lend` makes of the buffer's number, before anything else can
+// run on the device.
+py::object share_buffer(const at::Tensor& tensor, const py::function& lend) {
+  check_tiny(tensor);
+  const torch::PyWarningHandler warnings;
+  py::object result;
+  Queue::of(tensor.device().index()).run_then("memory shared", [&] {
+    share_storage(tensor.storage());
+    py::gil_scoped_acquire gil;
+    result = lend(TinyStorage::of(tensor).home());
+  });
+  return result;
+}
+
+at::Tensor adopt_shared(const at::Tensor& host, c10::DeviceIndex index) {
+  auto tensor = adopt_tensor(index, host);
+  share_storage(tensor.storage());
+  return tensor;
+}
+
+// A flat tensor over memory that is shared already, if a tensor over it lives.
+std::optional<at::Tensor> shared_tensor(
+    c10::DeviceIndex index, uintptr_t memory, c10::ScalarType dtype) {
+  auto storage = find_shared(index, memory);
+  if (!storage.has_value()) {
+    return std::nullopt;
+  }
+  const auto size = storage->nbytes() / c10::elementSize(dtype);
+  return tensor_over(std::move(*storage), {static_cast<int64_t>(size)}, {1}, 0, dtype);
 }
 
 void materialize(const at::Tensor& tensor) {
@@ -216,9 +249,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("host_alias", &host_alias);
   m.def("host_memory", &host_memory);
-  m.def("adopt", [](const at::Tensor& host, c10::DeviceIndex index) {
-    return adopt_tensor(index, host);
-  });
+  m.def("share_buffer", &share_buffer);
+  m.def("shared_tensor", &shared_tensor);
+  m.def("adopt_shared", &adopt_shared);
+  m.def("adopt_shared_buffer", &adopt_shared_buffer);
   m.def("materialize", &materialize);
   m.def("default_generator", [](c10::DeviceIndex index) { return default_generator(index); });
   m.def("metrics", &metrics);

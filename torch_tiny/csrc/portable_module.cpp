@@ -78,6 +78,9 @@ void bind_portable(py::module& m) {
         }
         set_missing_types(index, std::move(missing), std::move(advice));
       });
+  m.def("note_traffic", [](const char* direction, size_t nbytes) {
+    note_traffic(direction, nbytes);
+  });
   m.def("dropped", [] { return py::make_tuple(dropped_buffers(), dropped_programs()); });
 }
 

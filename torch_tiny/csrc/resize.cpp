@@ -16,6 +16,10 @@ void resize_storage(const c10::Storage& storage, size_t nbytes) {
   TORCH_CHECK(
       tiny.exports.load() == 0,
       "Trying to resize storage that is not resizable: a numpy array or a DLPack tensor shares it");
+  TORCH_CHECK(
+      !tiny.is_shared(),
+      "Trying to resize storage that is not resizable: tinygrad shares its memory; resize a "
+      "clone()");
   Queue::of(tiny.device().index()).settle(tiny, "resize", [&] { tiny.resize(nbytes); });
 }
 

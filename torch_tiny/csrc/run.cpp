@@ -13,6 +13,7 @@
 #include "engine.h"
 #include "host_call.h"
 #include "runner.h"
+#include "shared.h"
 
 namespace tiny {
 namespace {
@@ -92,10 +93,7 @@ void Queue::run_then(const char* reason, c10::function_ref<void()> body) {
   check_usable();
   WithoutGil no_gil;
   auto turn = lock_to_run(reason, nullptr);
-  if (turn.batch.has_value()) {
-    execute(std::move(*turn.batch));
-  }
-  body();
+  run_turn(turn, body);
 }
 
 void Queue::settle(const TinyStorage& storage, const char* reason, c10::function_ref<void()> body) {
@@ -106,10 +104,16 @@ void Queue::settle(const TinyStorage& storage, const char* reason, c10::function
     return body();  // nothing that runs knows this memory
   }
   auto turn = lock_to_run(reason, &storage);
-  if (turn.batch.has_value()) {
-    execute(std::move(*turn.batch));
-  }
-  body();
+  run_turn(turn, body);
+}
+
+void Queue::run_turn(Turn& turn, c10::function_ref<void()> body) {
+  with_shared_home(device_, [&] {
+    if (turn.batch.has_value()) {
+      execute(std::move(*turn.batch));
+    }
+    body();
+  });
 }
 
 bool Queue::is_pending(const TinyStorage& storage) {

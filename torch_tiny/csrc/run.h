@@ -146,6 +146,7 @@ class Queue {
   std::optional<Batch> take(const char* reason);
   void execute(Batch batch);
   Turn lock_to_run(const char* reason, const TinyStorage* storage);
+  void run_turn(Turn& turn, c10::function_ref<void()> body);
   void wait_for_batches();
   void serve();
   bool is_on_its_way(const TinyStorage& storage);

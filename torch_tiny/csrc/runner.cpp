@@ -207,7 +207,8 @@ void Runner::run_portable(const Region& region) {
     std::vector<std::string> numbers;
     for (const auto& buffer : region.buffers) {
       if (buffer.is_slot) {
-        buffers.push_back(buffer.is_read ? trace_.slots[buffer.slot]->buffer() : 0);
+        auto& storage = *trace_.slots[buffer.slot];
+        buffers.push_back(buffer.is_read ? storage.buffer() : storage.home());
       } else {
         numbers.push_back(number(buffer));
       }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "allocator.h"
+#include "shared.h"
 
 namespace tiny {
 namespace {
@@ -125,9 +126,13 @@ const c10::Storage& TinyStorage::memory(Access access) {
   }
   if (!host_) {
     host_ = c10::Storage(allocate_host(device().index(), nbytes()));
+    host_.unsafeGetStorageImpl()->set_resizable(!is_shared_);
     refresh();
   }
   if (C10_UNLIKELY(in_buffer_)) {
+    if (is_shared_ && !in_host_) {
+      note_on_host(*this);
+    }
     if (!in_host_ && access != Access::kOverwrite && nbytes() != 0) {
       portable_functions().download(device().index(), buffer_, host_.mutable_data(), nbytes());
       note_traffic("download", nbytes());
@@ -161,10 +166,13 @@ Buffer TinyStorage::buffer() {
 }
 
 void TinyStorage::adopt_buffer(Buffer buffer) {
-  drop_own_buffer();
-  buffer_ = buffer;
-  buffer_bytes_ = nbytes();
-  count_buffer(device().index(), buffer_bytes_);
+  if (buffer != buffer_) {
+    drop_own_buffer();
+    is_shared_ = false;
+    buffer_ = buffer;
+    buffer_bytes_ = nbytes();
+    count_buffer(device().index(), buffer_bytes_);
+  }
   in_buffer_ = true;
   in_host_ = false;
   host_ = {};
@@ -176,6 +184,33 @@ void TinyStorage::adopt(c10::Storage host) {
   in_host_ = true;
   in_buffer_ = false;
   refresh();
+}
+
+uintptr_t TinyStorage::share() {
+  if (is_portable(device().index())) {
+    buffer();
+    in_host_ = false;
+    host_ = {};
+    set_data_ptr_noswap(c10::DataPtr(nullptr, device()));
+  } else {
+    memory().unsafeGetStorageImpl()->set_resizable(false);
+  }
+  is_shared_ = true;
+  return shared_memory();
+}
+
+uintptr_t TinyStorage::shared_memory() const {
+  if (!is_shared_) {
+    return 0;
+  }
+  return buffer_ != 0 ? static_cast<uintptr_t>(buffer_) : reinterpret_cast<uintptr_t>(data());
+}
+
+void TinyStorage::leave_host() {
+  if (is_shared_) {
+    buffer();
+    in_host_ = false;
+  }
 }
 
 void TinyStorage::refresh() {
@@ -218,8 +253,22 @@ at::Tensor make_tensor(
     c10::IntArrayRef strides,
     int64_t offset,
     c10::ScalarType dtype) {
-  return strided_tensor(
+  return tensor_over(
       c10::Storage(c10::make_intrusive<TinyStorage>(device, nbytes)),
+      sizes,
+      strides,
+      offset,
+      dtype);
+}
+
+at::Tensor tensor_over(
+    c10::Storage storage,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides,
+    int64_t offset,
+    c10::ScalarType dtype) {
+  return strided_tensor(
+      std::move(storage),
       c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
       sizes,
       strides,

@@ -44,11 +44,25 @@ class TinyStorage final : public c10::StorageImpl {
 
   // On a portable device: the buffer, brought up to date.
   Buffer buffer();
-  // Takes over a buffer that a program has written, all of it.
+  // The buffer that a program has to leave all of its new content in; 0 if any will do.
+  Buffer home() const {
+    return is_shared_ ? buffer_ : 0;
+  }
+  // Takes over a buffer that a program has written, all of it. One that is not its home means that
+  // nobody else looks at that any more.
   void adopt_buffer(Buffer buffer);
   // After the host storage was resized behind our back.
   void refresh();
   void resize(size_t nbytes);
+
+  // See shared.h. Both return the number of the buffer, or the address of the memory.
+  uintptr_t share();
+  uintptr_t shared_memory() const;
+  bool is_shared() const {
+    return is_shared_;
+  }
+  // Of a shared buffer, the copy on the host: sent home if it is newer, and not trusted any more.
+  void leave_host();
 
   // Where this storage stands in the trace that is being recorded; guarded by the queue's mutex.
   uint64_t trace = 0;
@@ -69,6 +83,7 @@ class TinyStorage final : public c10::StorageImpl {
   size_t buffer_bytes_ = 0;
   bool in_host_ = true;
   bool in_buffer_ = false;
+  bool is_shared_ = false;
 };
 
 // Puts TinyStorage behind every storage PyTorch makes for device "tiny".
@@ -78,6 +93,14 @@ void install_storage();
 at::Tensor make_tensor(
     c10::DeviceIndex device,
     size_t nbytes,
+    c10::IntArrayRef sizes,
+    c10::IntArrayRef strides,
+    int64_t offset,
+    c10::ScalarType dtype);
+
+// A tensor on a tiny storage.
+at::Tensor tensor_over(
+    c10::Storage storage,
     c10::IntArrayRef sizes,
     c10::IntArrayRef strides,
     int64_t offset,

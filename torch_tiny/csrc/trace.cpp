@@ -13,9 +13,10 @@ uint64_t next_trace_id() {
   return next.fetch_add(1);
 }
 
-// A slot that only the trace refers to is a temporary.
+// A slot that only the trace refers to is a temporary, unless tinygrad will look at its memory.
 bool is_temporary(const Trace& trace, size_t slot) {
-  return trace.slots[slot].use_count() == 1;
+  const auto& storage = trace.slots[slot];
+  return storage.use_count() == 1 && !storage->is_shared();
 }
 
 void write_words(const Trace& trace, std::vector<uint64_t>& words) {

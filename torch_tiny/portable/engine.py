@@ -7,7 +7,7 @@ import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,11 @@ from torch_tiny.engine.settings import from_environment
 from torch_tiny.portable.kind import Kind, Opened, find_kind
 from torch_tiny.portable.memory import Memory
 from torch_tiny.trace import SCALAR_TYPE_NUMBERS
+
+if TYPE_CHECKING:
+    from tinygrad.device import Buffer
+
+    from torch_tiny.uops import DType
 
 _PATIENCE = 2.0  # seconds of compiling before the user is told
 
@@ -43,6 +48,7 @@ class Engine:
         self._names = names
         self._devices: dict[int, _Device] = {}
         self._next = 1
+        self._adopting = threading.Lock()
         self.counts = uop.Counts()
         settings = from_environment()
         self._files = None if settings.cache is None else PlanFiles(settings.cache)
@@ -77,6 +83,30 @@ class Engine:
             warnings.warn_explicit(text, FallbackWarning, file, int(line))
         else:
             warnings.warn_explicit(f"{text}, in {where}", FallbackWarning, "torch_tiny", 1)
+
+    # Sharing with tinygrad
+
+    def lend(self, tensor: torch.Tensor, dtype: "DType") -> "Buffer":
+        """A buffer of tinygrad's over the memory of a tensor."""
+        memory = self._device(tensor.device.index).memory
+        lent: Buffer = _C.share_buffer(tensor, lambda number: memory.lend(number, dtype))
+        return lent
+
+    def adopt(self, owner: "Buffer", dtype: torch.dtype) -> torch.Tensor:
+        """A flat tensor over a buffer of tinygrad's, of the first device with such memory."""
+        with self._adopting:
+            fitting = [i for i in self._names if self._device(i).opened.name == owner.device]
+            for device in fitting:
+                memory = self._device(device).memory
+                number = memory.number_of(owner)
+                if number is None:
+                    continue
+                known = _C.shared_tensor(device, number, dtype)
+                if known is not None:
+                    return known
+                memory.free([number])  # the last tensor over it has died
+            number = self._device(fitting[0]).memory.adopt(owner)
+            return _C.adopt_shared_buffer(fitting[0], number, owner.nbytes, dtype)
 
     # Compiling
 
@@ -169,6 +199,7 @@ def install() -> None:
     _C.refuse_fallbacks(_refuses())
     for index, name in names.items():
         kind = find_kind(name.partition(":")[0])
+        kind.prepare()
         numbers = [SCALAR_TYPE_NUMBERS.get(dtype, _COMPLEX.get(dtype, -1)) for dtype in kind.lacks]
         _C.set_missing_types(index, numbers, kind.advice)
 

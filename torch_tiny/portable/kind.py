@@ -33,6 +33,7 @@ class Opened:
     def __init__(self, name: str) -> None:
         from torch_tiny.uops import device
 
+        self.name = name
         self.device = device.open_device(name)
         self.renderer = self.device.renderer
 
@@ -49,6 +50,10 @@ class Opened:
     def copy_out(self, data: memoryview, memory: Any) -> None:
         self.device.synchronize()
         self.device.allocator._copyout(data, memory)
+
+    def copy(self, to: Any, of: Any, nbytes: int) -> None:
+        """Within the device, after what was asked of it before."""
+        self.device.allocator._transfer(to, of, nbytes, self.device, self.device)
 
     def build(self, texts: Sequence[Text]) -> list[Any]:
         """Kernels from their texts; raises what the device's compiler says."""
@@ -86,8 +91,14 @@ class Kind:
         """What is missing to use it here and how to get it; None if nothing is known to be."""
         return None
 
+    def prepare(self) -> None:
+        """Sets what its libraries want in the environment, before anyone opens a device."""
+
     def open(self, index: int) -> Opened:
-        return Opened(self.device if index == 0 else f"{self.device}:{index}")
+        return Opened(self.tinygrad_name(index))
+
+    def tinygrad_name(self, index: int) -> str:
+        return f"{self.device}:{index}" if index else self.device
 
     def template(self, name: str, dtype: DType) -> str:  # noqa: ARG002
         """The text of a float operator on {0} and {1}."""

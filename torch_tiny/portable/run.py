@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torch_tiny import _C
 from torch_tiny.portable.codegen import Places, built, number_dtype
 from torch_tiny.portable.kind import Kind, Launch, Opened
 from torch_tiny.portable.memory import Memory
@@ -34,6 +35,7 @@ class Region:
         self._slots = [i for i, buffer in enumerate(given["buffers"]) if "slot" in buffer]
         self._written = [i for i in self._slots if given["buffers"][i]["written"]]
         self._sizes = {i: given["buffers"][i]["nbytes"] for i in self._written}
+        self._old = {b for step in self._kernels for b in step.buffers if self._places.is_old(b)}
         self._numbers: dict[torch.dtype, list[tuple[int, str]]] = {}
         position = 0
         for buffer in given["buffers"]:
@@ -45,26 +47,35 @@ class Region:
         self._packed: dict[torch.dtype, tuple[bytes, int]] = {}
 
     def run(self, buffers: Sequence[int], numbers: Sequence[bytes]) -> list[int] | None:
-        """The new content of what it writes; None if a call would raise."""
+        """The new content of what it writes; None if a call would raise.
+
+        It is in new buffers, but for memory that is shared with tinygrad.
+        """
         home = dict(zip(self._slots, buffers, strict=True))
+        shared = {i: home[i] for i in self._written if home[i] and self._memory.is_shared(home[i])}
         for dtype, given in self._numbers.items():
             home[self._places.numbers(dtype)] = self._pack(dtype, given, numbers)
         made = [self._memory.allocate(nbytes) for nbytes in self._temporaries]
         for k, temporary in enumerate(made):
             home[-1 - k] = temporary
-        new: list[int] = []
+        new: dict[int, int] = {}
         try:
             if self._guard and not self._holds(home):
                 return None
-            new = [self._memory.allocate(self._sizes[i]) for i in self._written]
-            home |= {self._places.new(i): n for i, n in zip(self._written, new, strict=True)}
+            for i in self._written:
+                if i not in shared or i in self._old:
+                    new[i] = self._memory.allocate(self._sizes[i])
+            home |= {self._places.new(i): (shared | new)[i] for i in self._written}
             self._launch(self._kernels, home)
         except BaseException:
-            self._memory.free(new)
+            self._memory.free(new.values())
             raise
         finally:
             self._memory.free(made)
-        return new
+        for i in shared.keys() & new.keys():
+            _C.note_traffic("copy on the device", self._memory.copy(shared[i], new[i]))
+            self._memory.free([new[i]])
+        return [(new | shared)[i] for i in self._written]
 
     def drop(self) -> None:
         self._memory.free(number for _, number in self._packed.values())

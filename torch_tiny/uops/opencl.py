@@ -59,6 +59,11 @@ class Kernel:
         )
 
 
+def copy(device: Any, to: Any, of: Any, nbytes: int) -> None:
+    """From buffer to buffer, after what was enqueued before."""
+    _check(opencl.clEnqueueCopyBuffer(device.queue, of, to, 0, 0, nbytes, 0, None, None))
+
+
 def _check(status: int) -> None:
     if status:
         raise RuntimeError(f"OpenCL error {status}")

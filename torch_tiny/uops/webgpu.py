@@ -82,6 +82,22 @@ class Runner:
         webgpu.wgpuCommandEncoderRelease(encoder)
         webgpu.wgpuCommandBufferRelease(commands)
 
+    def copy(self, to: Any, of: Any, nbytes: int) -> None:
+        """From buffer to buffer, after what was submitted before."""
+        device = self._device
+        with _Checked(device):
+            encoder = webgpu.wgpuDeviceCreateCommandEncoder(
+                device.device_res, webgpu.WGPUCommandEncoderDescriptor()
+            )
+            size = -(-nbytes // 4) * 4  # which buffers have, and copies need
+            webgpu.wgpuCommandEncoderCopyBufferToBuffer(encoder, of, 0, to, 0, size)
+            commands = webgpu.wgpuCommandEncoderFinish(
+                encoder, webgpu.WGPUCommandBufferDescriptor()
+            )
+            webgpu.wgpuQueueSubmit(device.queue, 1, (webgpu.WGPUCommandBuffer * 1)(commands))
+        webgpu.wgpuCommandEncoderRelease(encoder)
+        webgpu.wgpuCommandBufferRelease(commands)
+
     def _group(self, pipeline: Pipeline, buffers: Sequence[Any]) -> Any:
         entries = (webgpu.WGPUBindGroupEntry * (1 + len(buffers)))(
             *(

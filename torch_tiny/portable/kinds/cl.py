@@ -23,6 +23,11 @@ class _Opened(Opened):
             made += opencl.build(self.device, part)
         return made
 
+    def copy(self, to: Any, of: Any, nbytes: int) -> None:
+        from torch_tiny.uops.opencl import copy
+
+        copy(self.device, to, of, nbytes)
+
     def run(self, launches: Sequence[Launch]) -> None:
         for one in launches:
             one.kernel(one.buffers, one.groups, one.threads)
@@ -41,12 +46,15 @@ class OpenCl(Kind):
             )
         return None
 
-    def open(self, index: int) -> Opened:
+    def prepare(self) -> None:
         # PoCL 3 hands threads to a vectorizer whose masks of AVX-512 its LLVM 14 aborts on. Other
         # drivers do not look at this.
         if "avx512" in _cpuinfo():
             os.environ.setdefault("POCL_WORK_GROUP_METHOD", "loops")
-        return _Opened(self.device if index == 0 else f"{self.device}:{index}")
+
+    def open(self, index: int) -> Opened:
+        self.prepare()
+        return _Opened(self.tinygrad_name(index))
 
     def template(self, name: str, dtype: DType) -> str:
         if name == "largest_nan":

@@ -29,6 +29,9 @@ class _Opened(Opened):
 
         return [Pipeline(self.device, *one) for one in texts]
 
+    def copy(self, to: Any, of: Any, nbytes: int) -> None:
+        self._runner.copy(to, of, nbytes)
+
     def run(self, launches: Sequence[Launch]) -> None:
         self._runner.run([(one.kernel, one.buffers, one.groups) for one in launches])
 
@@ -47,14 +50,17 @@ class WebGpu(Kind):
             return "Dawn was not found: pip install dawn-python==0.3.0, or set WEBGPU_PATH"
         return None
 
-    def open(self, index: int) -> Opened:
-        if index:
-            raise ValueError("WebGPU has one device: webgpu")
+    def prepare(self) -> None:
         path = _dawn()
         if path is not None:
             os.environ.setdefault("WEBGPU_PATH", str(path))
         if sys.platform == "linux":  # without a Vulkan driver Dawn would answer with garbage
             os.environ.setdefault("WEBGPU_BACKEND", "WGPUBackendType_Vulkan")
+
+    def open(self, index: int) -> Opened:
+        if index:
+            raise ValueError("WebGPU has one device: webgpu")
+        self.prepare()
         try:
             return _Opened(self.device)
         except RuntimeError as error:
