@@ -3,11 +3,13 @@
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from util import ORACLE, assert_same
+from torch.utils._python_dispatch import TorchDispatchMode
+from util import ORACLE, PORTABLE, assert_same
 
 from opdb.samples import Call, seed, tensors_in
 
@@ -31,7 +33,8 @@ def outcome(call: Call, function: Callable[[Call], Any], *, finish: bool = False
     result = Outcome()
     seed()
     state = torch.get_rng_state()
-    with warnings.catch_warnings(record=True) as caught:
+    draws = _Draws() if PORTABLE and call.device == ORACLE else nullcontext()
+    with draws as drawn, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             result.value = function(call)
@@ -40,8 +43,22 @@ def outcome(call: Call, function: Callable[[Call], Any], *, finish: bool = False
         except Exception as error:
             result.error = error
     result.warned = tuple(f"{w.category.__name__}: {plain(str(w.message))}" for w in caught)
-    result.random = not torch.equal(torch.get_rng_state(), state)
+    result.random = not torch.equal(torch.get_rng_state(), state) or bool(drawn and drawn.any)
     return result
+
+
+class _Draws(TorchDispatchMode):
+    """Whether random numbers are drawn, also where the generator is put back afterwards."""
+
+    any = False
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        state = torch.get_rng_state()
+        result = func(*args, **(kwargs or {}))
+        self.any |= not torch.equal(torch.get_rng_state(), state)
+        return result
 
 
 def on_both(oracle: Call, device: Call, function: Callable[[Call], Any]) -> tuple[Outcome, Outcome]:
