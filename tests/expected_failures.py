@@ -59,10 +59,9 @@ GAPS: list[Gap] = [
 ]
 
 _SIGNS = "an eigenvector's sign is left open, and the sample does not take it out"
-_SERIES = "the exponential's series in UOps is a few times less exact than the CPU's"
+_CHANCE = "of matrices with a large norm either float32 result is off; the CPU's happens to be less"
 
 COMPILED_GAPS: list[Gap] = [
     Gap("linalg.eigh", "forward", "float32", _SIGNS),
-    Gap("matrix_exp", "forward", "float32", _SERIES),
-    Gap("matrix_exp", "backward", "float32", _SERIES),
+    Gap("matrix_exp", "forward", "float32", _CHANCE),
 ]

@@ -462,3 +462,14 @@ def test_messages(function: Callable[..., Any], kind: str) -> None:
     function(*given(torch.stack([good, good]).to("tiny")))
     agree_on_error(lambda where: function(*given(batch.to(where))), "tiny")
     assert torch.equal(linalg.inv(good.to("tiny")).cpu(), good)
+
+
+@pytest.mark.parametrize("size", [0.01, 1.0, 8.0])
+def test_exponential_is_as_exact_as_the_cpus(size: float) -> None:
+    """On average over many matrices; one by one it is chance."""
+    x = (numbers(20, 10, 10) * size / 10**0.5).float()
+    exact = linalg.matrix_exp(x.double())
+    scale = exact.abs().amax((-2, -1), keepdim=True)
+    theirs = ((linalg.matrix_exp(x) - exact) / scale).abs().mean()
+    ours = ((compiled(linalg.matrix_exp, x).cpu() - exact) / scale).abs().mean()
+    assert ours <= theirs
