@@ -198,6 +198,10 @@ def test_integers_wrap(compute, dtype):
     want = (x + y, x - y, x * y, -x, x & y, x | y, x ^ y, torch.maximum(x, y))
     for g, w in zip(got, want, strict=True):
         same(g, w)
+    # What follows in the same kernel gets the result that has wrapped, not C's int.
+    got = compute(lambda a, b: ((a + b).cast(dtypes.float32), (a * b) < b, (a - b) >> 1), x, y)
+    for g, w in zip(got, ((x + y).float(), (x * y) < y, (x - y) >> 1), strict=True):
+        same(g, w)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

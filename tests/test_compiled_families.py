@@ -166,3 +166,14 @@ def test_gradient_scaling() -> None:
         return results
 
     compiled(program)
+
+
+def test_bytes_wrap_around_inside_a_kernel() -> None:
+    """C computes with them as int, and tinygrad as with numbers that have no end."""
+
+    def program(device: str) -> list[torch.Tensor]:
+        a = torch.arange(256, dtype=torch.uint8, device=device)
+        b = a.flip(0)
+        return [-a > b, (a - b).float(), (a - 1).maximum(b), (a * 3 + 200) >> 1, (a + 200) < 100]
+
+    compiled(program)

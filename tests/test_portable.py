@@ -72,6 +72,42 @@ print([f["reason"] for f in torch.tiny.metrics()["fallbacks"]])
     assert run(kind, code) == ["[]"]
 
 
+def test_integers_wrap_around_inside_a_kernel(kind: str) -> None:
+    """What follows gets the result in its own type, not in the one that it was computed in."""
+    code = """
+g = torch.Generator().manual_seed(0)
+for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+    info = torch.iinfo(dtype)
+    a = (torch.randint(-2**62, 2**62, (99,), generator=g) * 2 + 1).to(dtype)
+    b = a.flip(0) | 1
+    a[:3] = torch.tensor([info.min, info.max, 0]).to(dtype)
+    for f in (lambda a, b: (a + b).float(), lambda a, b: (a * b) < b, lambda a, b: (a - b) >> 1,
+              lambda a, b: (a * 3) // 5, lambda a, b: (a + info.max).long(), lambda a, b: (-a) > b,
+              lambda a, b: (a << 3).float(), lambda a, b: (a * a).sum(), lambda a, b: (a - 1) ^ b,
+              lambda a, b: (a.float() * 0.4 - 3).to(torch.uint8).int() * 2 if a.dtype == torch.int8
+              else (a.short() * 2).int()):
+        assert torch.equal(f(a.to("tiny"), b.to("tiny")).cpu(), f(a, b)), (dtype, f(a, b))
+"""
+    assert run(kind, code, TORCH_TINY_FALLBACK="error") == []
+
+
+def test_numbers_of_64_bits_are_converted_exactly(kind: str) -> None:
+    code = """
+g = torch.Generator().manual_seed(0)
+whole = torch.randint(-2**62, 2**62, (999,), generator=g) >> torch.arange(999) % 63
+assert torch.equal(whole.to("tiny").float().cpu(), whole.float())
+x = torch.randn(999, generator=g) * 2.0 ** (torch.arange(999) % 64 - 2)
+x[:4] = torch.tensor([2.0**40, -(2.0**63), 0.5, -3e9])
+x = x[x.abs() < 2.0**63]
+assert torch.equal(x.to("tiny").long().cpu(), x.long())
+large = whole.abs() % 2**41
+for f in (lambda x: x.sum(), lambda x: x.cumsum(0), lambda x: x * 3**20, lambda x: x > 2**40,
+          lambda x: x % 1000003, lambda x: x // -7, lambda x: x / 3, lambda x: x[x % 999]):
+    assert torch.equal(f(large.to("tiny")).cpu(), f(large))
+"""
+    assert run(kind, code, TORCH_TINY_FALLBACK="error") == []
+
+
 def test_what_cannot_be_compiled_runs_on_the_host(kind: str) -> None:
     code = """
 x, y = torch.tensor([6, 9]).to("tiny"), torch.tensor([4, 6]).to("tiny")

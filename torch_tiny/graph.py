@@ -18,7 +18,7 @@ from torch_tiny.lower.conditions import all_hold, noted
 from torch_tiny.lower.layout import first_argument
 from torch_tiny.lower.tools import DTYPES
 from torch_tiny.trace import Call, Tensor, Trace, Value
-from torch_tiny.uops import DType, Ops, UOp, buffer_param, simplified
+from torch_tiny.uops import DType, Ops, UOp, buffer_param, dtypes, simplified
 from torch_tiny.views import read, write
 
 MOST_CALLS = 100  # in a region: compile time grows faster than its calls
@@ -207,7 +207,7 @@ class _Evaluation:
             raise NoLowering(f"{len(results)} results for {len(targets)} tensors", call.op)
         for target, value in zip(targets, results, strict=True):
             if isinstance(target, Tensor) and value is not None:
-                self._write(target, value)
+                self._write(target, _in_range(value))
 
     def _argument(self, call: Call, arg: Any) -> Any:
         if isinstance(arg, list):
@@ -294,6 +294,13 @@ def _is_true(condition: UOp) -> bool:
         return False
     value = simplified(condition).base
     return value.op is Ops.CONST and bool(value.arg)
+
+
+def _in_range(value: UOp | Complex) -> UOp | Complex:
+    """tinygrad takes integers for numbers: -x would be below 0, and comparisons folded."""
+    if isinstance(value, UOp) and value.dtype == dtypes.uint8:
+        value = value & UOp.const(255, dtypes.uint8)
+    return value
 
 
 def _part(dtype: torch.dtype) -> torch.dtype:

@@ -36,6 +36,7 @@ _C_NAMES = {
     dtypes.float64: "double",
 }
 UNSIGNED = {
+    dtypes.uint8: "uint8_t",  # which C would compute with as int
     dtypes.int8: "uint8_t",
     dtypes.int16: "uint16_t",
     dtypes.int32: "uint32_t",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_tiny.lower.promote import NoLowering
-from torch_tiny.uops import DType
+from torch_tiny.uops import DType, dtypes
 
 Text = tuple[str, str, int]
 """Of a kernel: its name, its source, and how many buffers it has."""
@@ -82,6 +82,8 @@ class Kind:
     """What to do about the types that are missing."""
     functions: Mapping[str, str] = {}
     """Float operators as text of the kernel language."""
+    integers: Mapping[DType, tuple[str, str]] = {}
+    """The names of integer types in C, each with that of the unsigned one to compute in."""
     group_bytes: int = 15 << 10
     """Of work memory that a group of threads shares."""
     uniform_load: str = "(*{0})"
@@ -105,6 +107,18 @@ class Kind:
         if name not in self.functions:
             raise NoLowering(f"{self.name} has no {name}")
         return self.functions[name]
+
+    def integer(self, operator: str, dtype: DType) -> str | None:
+        """The text of an integer operator that wraps around; None where the language's own does."""
+        if operator == "cast" or dtype not in self.integers:
+            return None
+        own, unsigned = self.integers[dtype]
+        if operator == "neg":
+            return f"(({own})-({unsigned}){{0}})"
+        if operator in ("<<", "/"):
+            left = f"({unsigned}){{0}}" if operator == "<<" else "{0}"
+            return f"(({own})({left}{operator}{{1}}))"
+        return f"(({own})(({unsigned}){{0}}{operator}({unsigned}){{1}}))"
 
     def finish(self, text: str) -> str:
         """A kernel with what its functions need."""
@@ -143,3 +157,13 @@ C_FUNCTIONS: dict[str, str] = {
     **{name: f"{name}({{0}}, {{1}})" for name in _BINARY},
 }
 """What C and OpenCL C have by these names."""
+
+C_INTEGERS: dict[DType, tuple[str, str]] = {
+    dtypes.int8: ("char", "uint"),
+    dtypes.uint8: ("uchar", "uint"),
+    dtypes.int16: ("short", "uint"),
+    dtypes.uint16: ("ushort", "uint"),
+    dtypes.int32: ("int", "uint"),
+    dtypes.int64: ("long", "ulong"),
+}
+"""As OpenCL C and Metal name them."""

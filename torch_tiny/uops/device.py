@@ -68,6 +68,7 @@ from torch_tiny.uops import (
     graph_rewrite,
     move_gates,
 )
+from torch_tiny.uops.integers import Spelling, long_arithmetic, wrapped
 from torch_tiny.uops.threads import arranged
 
 __all__ = ["Source", "narrowed", "open_device", "program", "render", "render_linear"]
@@ -99,13 +100,17 @@ def program(device: Any, name: str, text: str, buffers: int) -> Any:
 
 
 def render(
-    sink: UOp, renderer: Renderer, name: str, template: Callable[[str, DType], str]
+    sink: UOp,
+    renderer: Renderer,
+    name: str,
+    template: Callable[[str, DType], str],
+    integer: Spelling,
 ) -> Source:
-    """From loops around a store to source text, as tinygrad does it but for the float operators.
+    """From loops around a store to source text, as tinygrad does it but for the arithmetic.
 
-    template: the text of a sealed operator, such as "({0}+{1})".
+    template: the text of a sealed operator, such as "({0}+{1})"; integer: of others.
     """
-    opening = _Opening(template)
+    opening = _Opening(template, integer)
     sink = _lowered(sink.replace(arg=KernelInfo(name=name)), renderer, opening)
     info = ProgramInfo.from_sink(sink, renderer.target)
     uops = line_rewrite(linearize(sink), pm_linearize_cleanups)
@@ -165,6 +170,7 @@ def narrowed(values: Sequence[UOp]) -> list[UOp]:
 @dataclass
 class _Opening:
     template: Callable[[str, DType], str]
+    integer: Spelling
     calls: set[str] = field(default_factory=set)
 
 
@@ -198,53 +204,6 @@ def _narrow(u: UOp, src: tuple[UOp, ...]) -> UOp:
     return UOp(u.op, dtypes.float32, src, u.arg)
 
 
-# Division of 64 bits as a call: tinygrad's emulation is a text of 64 steps, compiled for minutes.
-_DIVISIONS = {
-    (Ops.CDIV, dtypes.int64): "tt_div",
-    (Ops.CMOD, dtypes.int64): "tt_mod",
-    (Ops.CDIV, dtypes.uint64): "tt_udiv",
-    (Ops.CMOD, dtypes.uint64): "tt_umod",
-}
-
-
-def _divide(u: UOp) -> UOp:
-    name = _DIVISIONS[u.op, u.dtype]
-    words = tuple(
-        (x >> shift if shift else x).cast(dtypes.uint32) for x in u.src for shift in (0, 32)
-    )
-    low, high = (
-        UOp(Ops.CUSTOM, dtypes.uint32, words, f"{name}({{0}}, {{1}}, {{2}}, {{3}}).{half}")
-        for half in "xy"
-    )
-    return low.cast(u.dtype) | (high.cast(u.dtype) << 32)
-
-
-def _multiply(u: UOp) -> UOp | None:
-    """A product of two words, as in Philox: the emulation would take four words and their sums."""
-    a, b = (_word(x) for x in u.src)
-    if a is None or b is None:
-        return None
-    low, high = (
-        UOp(Ops.CUSTOM, dtypes.uint32, (a, b), text)
-        for text in ("({0}*{1})", "tt_mul_high({0}, {1})")
-    )
-    return low.cast(u.dtype) | (high.cast(u.dtype) << 32)
-
-
-def _word(x: UOp) -> UOp | None:
-    if x.op is Ops.CONST and 0 <= x.arg < 1 << 32:
-        return cast(UOp, UOp.const(x.arg, dtypes.uint32))
-    return x.src[0] if x.op is Ops.CAST and x.src[0].dtype == dtypes.uint32 else None
-
-
-_long_arithmetic = PatternMatcher(
-    [
-        (UPat((Ops.CDIV, Ops.CMOD), (dtypes.int64, dtypes.uint64), name="u"), _divide),
-        (UPat(Ops.MUL, dtypes.uint64, name="u"), _multiply),
-    ]
-)
-
-
 def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     """tinygrad's full_rewrite_to_sink, in which sealed operators stay sealed until the end."""
     sink = graph_rewrite(sink, pm_mops, bottom_up=True)
@@ -275,12 +234,12 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     late = early + get_late_rewrite_patterns(operators, False)
     sink = graph_rewrite(sink, early)
     if dtypes.int64 not in renderer.supported_dtypes():
-        sink = graph_rewrite(sink, _long_arithmetic)
+        sink = graph_rewrite(sink, long_arithmetic)
     sink = graph_rewrite(sink, pm_dtype_decomps + pm_commit_weak, ctx=(set(), renderer))
     sink = graph_rewrite(sink, late, ctx=renderer)
     sink = graph_rewrite(sink, move_gates)
     sink = graph_rewrite(sink, _valid_operands)
-    sink = graph_rewrite(sink, _opened, ctx=opening)
+    sink = wrapped(graph_rewrite(sink, _opened, ctx=opening), opening.integer)
     own = renderer.extra_matcher or PatternMatcher([])
     final = pm_commit_weak + pm_cast_weak + late + own + pm_split_ends + pm_remove_invalid
     sink = graph_rewrite(sink, final, ctx=renderer)

@@ -15,12 +15,21 @@ _FUNCTIONS = {
     for name, text in C_FUNCTIONS.items()
     if name in _BUILTIN or not text.startswith(f"{name}(")
 }
+_INTEGERS = {
+    dtypes.int8: ("signed char", "unsigned int"),
+    dtypes.uint8: ("unsigned char", "unsigned int"),
+    dtypes.int16: ("short", "unsigned int"),
+    dtypes.uint16: ("unsigned short", "unsigned int"),
+    dtypes.int32: ("int", "unsigned int"),
+    dtypes.int64: ("long", "unsigned long"),
+}
 
 
 class Amd(Kind):
     name = "amd"
     device = "AMD"
     functions = _FUNCTIONS
+    integers = _INTEGERS
 
     def why_not(self) -> str | None:
         return None if Path("/dev/kfd").exists() else "no AMD GPU: /dev/kfd does not exist"

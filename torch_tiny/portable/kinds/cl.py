@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch_tiny.portable.kind import C_FUNCTIONS, Kind, Launch, Opened, Text
+from torch_tiny.portable.kind import C_FUNCTIONS, C_INTEGERS, Kind, Launch, Opened, Text
 from torch_tiny.uops import DType, dtypes
 
 _HEAD = "#pragma OPENCL FP_CONTRACT OFF\n"  # a*b+c is rounded twice, as on the CPU
@@ -37,6 +37,7 @@ class OpenCl(Kind):
     name = "cl"
     device = "CL"
     functions = C_FUNCTIONS
+    integers = C_INTEGERS
 
     def why_not(self) -> str | None:
         if ctypes.util.find_library("OpenCL") is None:

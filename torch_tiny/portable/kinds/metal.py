@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from torch_tiny.portable.kind import C_FUNCTIONS, Kind
+from torch_tiny.portable.kind import C_FUNCTIONS, C_INTEGERS, Kind
 from torch_tiny.uops import DType
 
 # Metal has no functions by these names.
@@ -38,6 +38,7 @@ class Metal(Kind):
     lacks = (torch.float64, torch.complex128)
     advice = "make the tensor in float32, or on the CPU"
     functions = _FUNCTIONS
+    integers = C_INTEGERS
 
     def why_not(self) -> str | None:
         return None if sys.platform == "darwin" else "Metal is part of macOS"

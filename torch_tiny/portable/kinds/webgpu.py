@@ -75,6 +75,9 @@ class WebGpu(Kind):
             raise NoLowering(f"webgpu has no {name}")
         return text
 
+    def integer(self, operator: str, dtype: DType) -> str | None:
+        return wgsl.integer(operator, dtype)
+
     def finish(self, text: str) -> str:
         head, uniform, rest = text.partition("var<uniform> INFINITY : f32;\n")
         rest = rest.replace("workgroupBarrier();", "workgroupBarrier(); storageBarrier();")

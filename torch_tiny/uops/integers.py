@@ -1,0 +1,118 @@
+"""Integers as on the CPU: they wrap around, whatever a kernel language makes of them.
+
+C leaves signed overflow undefined and computes small types as int, WGSL has 32 bits only. Where
+there are no 64 bits, what tinygrad's emulation does slowly or wrongly is a call.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+from torch_tiny.uops import DType, Ops, PatternMatcher, UOp, UPat, dtypes
+
+Spelling = Callable[[str, DType], str | None]
+"""The text of an operator on {0} and {1} that wraps around; None where the language's own does."""
+
+_SMALL = (dtypes.int8, dtypes.uint8, dtypes.int16, dtypes.uint16)
+_SIGNED = (dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64)
+_OPERATORS = {
+    Ops.ADD: "+",
+    Ops.SUB: "-",
+    Ops.MUL: "*",
+    Ops.SHL: "<<",
+    Ops.CDIV: "/",
+    Ops.NEG: "neg",
+    Ops.CAST: "cast",
+}
+
+
+def wrapped(sink: UOp, spelling: Spelling) -> UOp:
+    """Arithmetic with integers from memory, in the text that wraps around; indices never do."""
+    new: dict[UOp, UOp] = {}
+    from_memory: set[UOp] = set()
+    for u in sink.toposort():
+        if u.op is Ops.LOAD or not from_memory.isdisjoint(u.src):
+            from_memory.add(u)
+        src = tuple(new[s] for s in u.src)
+        text = None
+        if u.op in _OPERATORS and (u.dtype in _SMALL or (u.dtype in _SIGNED and u in from_memory)):
+            text = _spelled(u, spelling)
+        new[u] = u.replace(src=src) if text is None else UOp(Ops.CUSTOM, u.dtype, src, text)
+    return new[sink]
+
+
+def _spelled(u: UOp, spelling: Spelling) -> str | None:
+    given = u.src[0].dtype
+    if u.op is Ops.CAST and (u.src[0].op is Ops.CONST or given not in dtypes.ints):
+        return None
+    if u.op is Ops.CDIV and u.dtype not in _SMALL:
+        return None
+    return spelling(_OPERATORS[u.op], u.dtype)
+
+
+# --- 64 bits as two words: calls of functions that a kind has by these names ---
+
+# tinygrad's division is a text of 64 steps, compiled for minutes.
+_DIVISIONS = {
+    (Ops.CDIV, dtypes.int64): "tt_div",
+    (Ops.CMOD, dtypes.int64): "tt_mod",
+    (Ops.CDIV, dtypes.uint64): "tt_udiv",
+    (Ops.CMOD, dtypes.uint64): "tt_umod",
+}
+
+
+def _divide(u: UOp) -> UOp:
+    words = tuple(word for x in u.src for word in _words(x))
+    return _pair(f"{_DIVISIONS[u.op, u.dtype]}({{0}}, {{1}}, {{2}}, {{3}})", words, u.dtype)
+
+
+def _multiply(u: UOp) -> UOp | None:
+    """A product of two words, as in Philox: the emulation would take four words and their sums."""
+    a, b = (_word(x) for x in u.src)
+    if a is None or b is None:
+        return None
+    return _joined((_call("({0}*{1})", (a, b)), _call("tt_mul_high({0}, {1})", (a, b))), u.dtype)
+
+
+def _from_float(u: UOp, x: UOp) -> UOp:
+    return _pair("tt_long({0})", (x.cast(dtypes.float32),), u.dtype)
+
+
+def _to_float(u: UOp, x: UOp) -> UOp:
+    signed = "" if x.dtype == dtypes.int64 else "u"
+    words = _words(x)
+    return UOp(Ops.CUSTOM, dtypes.float32, words, f"tt_{signed}float({{0}}, {{1}})").cast(u.dtype)
+
+
+_LONGS = (dtypes.int64, dtypes.uint64)
+
+long_arithmetic = PatternMatcher(
+    [
+        (UPat((Ops.CDIV, Ops.CMOD), _LONGS, name="u"), _divide),
+        (UPat(Ops.MUL, dtypes.uint64, name="u"), _multiply),
+        (UPat(Ops.CAST, dtypes.int64, (UPat.var("x", dtypes.floats),), name="u"), _from_float),
+        (UPat(Ops.CAST, dtypes.floats, (UPat.var("x", _LONGS),), name="u"), _to_float),
+    ]
+)
+
+
+def _words(x: UOp) -> tuple[UOp, UOp]:
+    return x.cast(dtypes.uint32), (x >> 32).cast(dtypes.uint32)
+
+
+def _word(x: UOp) -> UOp | None:
+    if x.op is Ops.CONST and 0 <= x.arg < 1 << 32:
+        return cast(UOp, UOp.const(x.arg, dtypes.uint32))
+    return x.src[0] if x.op is Ops.CAST and x.src[0].dtype == dtypes.uint32 else None
+
+
+def _call(text: str, operands: tuple[UOp, ...]) -> UOp:
+    return UOp(Ops.CUSTOM, dtypes.uint32, operands, text)
+
+
+def _pair(text: str, operands: tuple[UOp, ...], dtype: DType) -> UOp:
+    return _joined((_call(f"{text}.x", operands), _call(f"{text}.y", operands)), dtype)
+
+
+def _joined(words: tuple[UOp, UOp], dtype: DType) -> UOp:
+    low, high = (word.cast(dtype) for word in words)
+    return low | (high << 32)
