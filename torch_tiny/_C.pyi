@@ -108,8 +108,8 @@ def set_missing_types(index: int, types: list[int], advice: str, /) -> None:
 def refuse_fallbacks(refuse: bool, /) -> None:
     """Whether an operator that would run on the host raises instead."""
 
-def dropped() -> tuple[list[int], list[int]]:
-    """Buffers and programs that are not needed any more, since the last time."""
+def dropped(index: int, /) -> tuple[list[int], list[int]]:
+    """Buffers of tiny:index, and programs of all devices, that nobody needs any more."""
 
 def default_generator(index: int, /) -> Generator: ...
 def metrics() -> Metrics: ...

@@ -414,4 +414,16 @@ size_t memory_limit(c10::DeviceIndex index) {
   return host_device(index).type() == c10::kCPU ? physical_memory() : SIZE_MAX;
 }
 
+void check_memory(c10::DeviceIndex index, size_t nbytes) {
+  TORCH_CHECK_WITH(
+      OutOfMemoryError,
+      !is_portable(index) || nbytes <= memory_limit(index),
+      c10::Device(kTiny, index),
+      " (",
+      device_name(index),
+      ") out of memory. Tried to allocate ",
+      nbytes >> 20,
+      " MiB");
+}
+
 }  // namespace tiny

@@ -36,5 +36,7 @@ void empty_cache();
 
 // More bytes than this cannot be had on tiny:index.
 size_t memory_limit(c10::DeviceIndex index);
+// On a portable device more than that raises, as its own allocator would; elsewhere kernels do.
+void check_memory(c10::DeviceIndex index, size_t nbytes);
 
 }  // namespace tiny

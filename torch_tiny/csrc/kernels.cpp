@@ -29,8 +29,10 @@ void check_factory(std::optional<c10::Layout> layout, std::optional<bool> pin_me
 }
 
 at::Tensor finish_empty(at::Tensor tensor) {
-  // More than there is fails now, in the CPU's words, and not when it is first used.
-  if (tensor.storage().nbytes() > memory_limit(tensor.device().index())) {
+  // More than there is fails now, and not when it is first used.
+  const auto index = tensor.device().index();
+  if (tensor.storage().nbytes() > memory_limit(index)) {
+    check_memory(index, tensor.storage().nbytes());
     TinyStorage::of(tensor).memory();
   }
   if (C10_UNLIKELY(

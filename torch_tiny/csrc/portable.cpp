@@ -1,7 +1,5 @@
 #include "portable.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -21,7 +19,7 @@ struct Memory {
 // Never destroyed: tensors may be dropped while the process ends.
 struct State {
   std::mutex mutex;
-  std::vector<Buffer> buffers;
+  std::array<std::vector<Buffer>, kMostDevices> buffers;
   std::vector<int64_t> programs;
   PortableCounts counts;
   std::set<std::string> warned;
@@ -44,7 +42,7 @@ PortableFunctions& portable_functions() {
 
 void drop_buffer(c10::DeviceIndex index, Buffer buffer, size_t nbytes) {
   std::lock_guard lock(state().mutex);
-  state().buffers.push_back(buffer);
+  state().buffers.at(index).push_back(buffer);
   auto& memory = state().memory.at(index);
   --memory.buffers;
   memory.bytes -= static_cast<int64_t>(nbytes);
@@ -55,9 +53,9 @@ void drop_program(int64_t program) {
   state().programs.push_back(program);
 }
 
-std::vector<Buffer> dropped_buffers() {
+std::vector<Buffer> dropped_buffers(c10::DeviceIndex index) {
   std::lock_guard lock(state().mutex);
-  return std::exchange(state().buffers, {});
+  return std::exchange(state().buffers.at(index), {});
 }
 
 std::vector<int64_t> dropped_programs() {

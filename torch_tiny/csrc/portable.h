@@ -4,6 +4,7 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <functional>
@@ -39,11 +40,20 @@ struct PortableFunctions {
 };
 PortableFunctions& portable_functions();
 
+// A buffer could not be made.
+class DeviceMemoryError : public c10::OutOfMemoryError {
+ public:
+  DeviceMemoryError(const std::string& message, size_t bytes)
+      : c10::OutOfMemoryError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message),
+        nbytes(bytes) {}
+  size_t nbytes;  // what was asked for
+};
+
 // Buffers and programs that nobody needs any more. They are freed by whoever enters Python next:
 // tensors are dropped by threads that must not ask for the GIL.
 void drop_buffer(c10::DeviceIndex index, Buffer buffer, size_t nbytes);
 void drop_program(int64_t program);
-std::vector<Buffer> dropped_buffers();
+std::vector<Buffer> dropped_buffers(c10::DeviceIndex index);
 std::vector<int64_t> dropped_programs();
 
 // A compiled region of a portable device.

@@ -16,6 +16,10 @@ auto in_python(const Body& body) {
   try {
     return body();
   } catch (py::error_already_set& error) {
+    if (error.matches(PyExc_MemoryError)) {
+      const auto nbytes = py::getattr(error.value(), "nbytes", py::int_(SIZE_MAX));
+      throw DeviceMemoryError(py::str(error.value()), nbytes.cast<size_t>());
+    }
     TORCH_CHECK(false, error.what());
   }
 }
@@ -81,7 +85,9 @@ void bind_portable(py::module& m) {
   m.def("note_traffic", [](const char* direction, size_t nbytes) {
     note_traffic(direction, nbytes);
   });
-  m.def("dropped", [] { return py::make_tuple(dropped_buffers(), dropped_programs()); });
+  m.def("dropped", [](c10::DeviceIndex index) {
+    return py::make_tuple(dropped_buffers(index), dropped_programs());
+  });
 }
 
 void add_portable_counts(py::dict& metrics) {

@@ -164,6 +164,25 @@ bool try_call(
   return true;
 }
 
+// Of the arguments, or of them broadcast against each other: about what a call makes.
+double rough_bytes(const Arguments& arguments) {
+  double stored = 0, widest = 0;
+  c10::SmallVector<int64_t, 8> shape;  // from the last dimension on
+  for (const auto* tensor : arguments.tensors) {
+    stored += static_cast<double>(tensor->storage().nbytes());
+    widest = std::max(widest, static_cast<double>(tensor->element_size()));
+    const auto sizes = tensor->sizes();
+    shape.resize(std::max(shape.size(), sizes.size()), 1);
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      shape[i] = std::max(shape[i], sizes[sizes.size() - 1 - i]);
+    }
+  }
+  for (const auto size : shape) {
+    widest *= static_cast<double>(size);
+  }
+  return std::max(stored, widest);
+}
+
 // On a portable device, where running it would mean copies: a small call is rehearsed on the CPU
 // with made-up data, which has the CPU's strides and knows which types there is no kernel for. The
 // results of a large one are foretold by its meta function. False if that raises; then the CPU
@@ -171,10 +190,6 @@ bool try_call(
 bool foretell(
     Operator& op, Queue& queue, c10::ArrayRef<c10::IValue> given, const Arguments& arguments) {
   auto signature = make_signature(op, given, arguments);
-  size_t bytes = 0;
-  for (const auto* tensor : arguments.tensors) {
-    bytes += tensor->storage().nbytes();
-  }
   const bool draws = arguments.draws_hidden ||
       std::find(op.takes_generator.begin(), op.takes_generator.end(), true) !=
           op.takes_generator.end();
@@ -186,8 +201,8 @@ bool foretell(
     return try_call(op, *signature, arguments, meta_tensors(arguments), c10::Device(c10::kMeta));
   };
   // Ones divide, zeros are an index into anything.
-  const bool is_small =
-      op.builtin && !draws && !arguments.tensors.empty() && bytes <= kMostRehearsed;
+  const bool is_small = op.builtin && !draws && !arguments.tensors.empty() &&
+      rough_bytes(arguments) <= kMostRehearsed;
   if (is_small ? !rehearsed(1) && !rehearsed(0) : !foretold()) {
     return false;
   }

@@ -53,25 +53,6 @@ bool are_aligned(const Region& region, c10::ArrayRef<void*> buffers) {
   return true;
 }
 
-// Which of the tensors among the arguments are written.
-std::vector<bool> written_tensors(const Signature& signature) {
-  std::vector<bool> writes;
-  size_t argument = 0;
-  for (size_t i = 0; i < signature.tokens.size(); ++i, ++argument) {
-    const auto& token = signature.tokens[i];
-    const bool is_list =
-        token.kind == Token::Kind::kTensorList || token.kind == Token::Kind::kOptionalTensorList;
-    const auto end = is_list ? i + token.count : i;
-    for (i = is_list ? i + 1 : i; i <= end; ++i) {
-      if (signature.tokens[i].kind == Token::Kind::kTensor) {
-        writes.push_back(signature.op->writes[argument]);
-      }
-    }
-    i = end;
-  }
-  return writes;
-}
-
 // Whether a call only brings a CPU tensor to the device.
 bool is_transfer(const Signature& signature) {
   return signature.op->takes_cpu_tensors && signature.tokens.size() > 1 &&
@@ -191,80 +172,6 @@ void Runner::run_calls(const Region& region) {
   for (const auto call : region.calls) {
     run_one(trace_.calls[call]);
   }
-}
-
-// What it writes comes back in new buffers, so that a call that would raise leaves all as it was.
-void Runner::run_portable(const Region& region) {
-  if (has_failed(region)) {
-    return run_calls(region);
-  }
-  try {
-    at::RecordFunction profiled(at::RecordScope::FUNCTION);
-    if (C10_UNLIKELY(profiled.isActive())) {
-      profiled.before("torch_tiny::" + region.name);
-    }
-    std::vector<Buffer> buffers;
-    std::vector<std::string> numbers;
-    for (const auto& buffer : region.buffers) {
-      if (buffer.is_slot) {
-        auto& storage = *trace_.slots[buffer.slot];
-        buffers.push_back(buffer.is_read ? storage.buffer() : storage.home());
-      } else {
-        numbers.push_back(number(buffer));
-      }
-    }
-    const auto written =
-        portable_functions().run(device_, region.portable->number, buffers, numbers);
-    if (!written.has_value()) {
-      is_raising_ = true;
-      run_calls(region);
-      is_raising_ = false;
-      return;
-    }
-    auto next = written->begin();
-    for (const auto& buffer : region.buffers) {
-      if (buffer.is_slot && buffer.is_written) {
-        trace_.slots[buffer.slot]->adopt_buffer(*next++);
-      }
-    }
-  } catch (c10::Error& error) {
-    error.add_context(
-        "in " + region.name + ", recorded at " +
-        describe(trace_.calls[region.calls.front()].where));
-    for (const auto call : region.calls) {
-      fail(trace_.calls[call], std::current_exception());
-    }
-  } catch (...) {
-    for (const auto call : region.calls) {
-      fail(trace_.calls[call], std::current_exception());
-    }
-  }
-}
-
-// The bytes of a number that came with a call.
-std::string Runner::number(const RegionBuffer& buffer) const {
-  const auto& given = trace_.values[trace_.calls[buffer.call].first_value + buffer.value];
-  auto bytes = [](const auto& one) {
-    return std::string(reinterpret_cast<const char*>(&one), sizeof(one));
-  };
-  if (given.isComplexDouble()) {
-    const auto complex = given.toComplexDouble();
-    return bytes(buffer.item == 0 ? complex.real() : complex.imag());
-  }
-  if (given.isTensor() && given.toTensor().is_complex()) {
-    const auto size = given.toTensor().element_size() / 2;
-    const auto* data = static_cast<const char*>(given.toTensor().const_data_ptr());
-    return {data + buffer.item * size, size};
-  }
-  const auto value = buffer.item < 0 ? given : given.toList().get(buffer.item);
-  if (value.isDouble()) {
-    return bytes(value.toDouble());
-  }
-  if (!value.isTensor()) {
-    return bytes(value.toInt());
-  }
-  const auto& tensor = value.toTensor();
-  return {static_cast<const char*>(tensor.const_data_ptr()), tensor.element_size()};
 }
 
 // False if nothing was done, since a call would raise.
@@ -423,6 +330,9 @@ void Runner::run_call(const Call& call) {
   const auto& signature = *call.signature;
   const auto writes = is_portable_ ? written_tensors(signature) : std::vector<bool>();
   if (C10_UNLIKELY(is_portable_) && !is_raising_ && !is_transfer(signature)) {
+    for (const auto& result : signature.results) {
+      check_memory(device_, result.nbytes);
+    }
     note_fallback(device_, signature.op->name, call.where);
   }
   stack_.clear();

@@ -41,6 +41,7 @@ class Runner {
   void run_region(Region& region);
   bool run_compiled(const Region& region);
   void run_portable(const Region& region);
+  void run_on_host(const Region& region, const std::exception_ptr& why, size_t nbytes);
   std::string number(const RegionBuffer& buffer) const;
   void run_calls(const Region& region);
   void validate(const Region& region);

@@ -196,4 +196,22 @@ void SignatureTable::clear() {
   size_ = 0;
 }
 
+std::vector<bool> written_tensors(const Signature& signature) {
+  std::vector<bool> writes;
+  size_t argument = 0;
+  for (size_t i = 0; i < signature.tokens.size(); ++i, ++argument) {
+    const auto& token = signature.tokens[i];
+    const bool is_list =
+        token.kind == Token::Kind::kTensorList || token.kind == Token::Kind::kOptionalTensorList;
+    const auto end = is_list ? i + token.count : i;
+    for (i = is_list ? i + 1 : i; i <= end; ++i) {
+      if (signature.tokens[i].kind == Token::Kind::kTensor) {
+        writes.push_back(signature.op->writes[argument]);
+      }
+    }
+    i = end;
+  }
+  return writes;
+}
+
 }  // namespace tiny

@@ -101,6 +101,9 @@ std::unique_ptr<Signature> make_signature(
 // on CUDA returns the seed of its dropout on the CPU: without dropout nobody reads it.
 bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned);
 
+// Which of the tensors among the arguments are written.
+std::vector<bool> written_tensors(const Signature& signature);
+
 // Whether the operator's meta function foretells these results.
 bool meta_agrees(const Signature& signature, const Arguments& arguments);
 

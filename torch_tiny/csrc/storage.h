@@ -73,6 +73,10 @@ class TinyStorage final : public c10::StorageImpl {
 
   // Why there is no value, if the operator that should have made it failed.
   std::exception_ptr failure;
+  // The same where a write failed: what was there before stays.
+  void fail_if_empty(const std::exception_ptr& why) {
+    failure = host_ || in_buffer_ ? failure : why;
+  }
 
  private:
   void drop_own_buffer();

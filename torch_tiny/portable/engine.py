@@ -5,6 +5,8 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,8 +49,12 @@ class Engine:
     def __init__(self, names: dict[int, str]) -> None:
         self._names = names
         self._devices: dict[int, _Device] = {}
-        self._next = 1
+        self._opened: dict[str, Opened] = {}
+        self._opening = threading.Lock()
+        self._compiling = threading.Lock()  # tinygrad's settings are the process's
         self._adopting = threading.Lock()
+        self._next = 1
+        self._ended: set[int] = set()  # programs that are to be dropped
         self.counts = uop.Counts()
         settings = from_environment()
         self._files = None if settings.cache is None else PlanFiles(settings.cache)
@@ -56,23 +62,24 @@ class Engine:
     # Memory and running, for the core
 
     def upload(self, device: int, buffer: int, data: memoryview) -> int:
-        self._free()
-        return self._device(device).memory.upload(buffer, data)
+        with self._using(device) as here:
+            return here.memory.upload(buffer, data)
 
     def download(self, device: int, buffer: int, data: memoryview) -> None:
-        self._device(device).memory.download(buffer, data)
+        with self._using(device) as here:
+            here.memory.download(buffer, data)
 
     def run(
         self, device: int, program: int, buffers: list[int], numbers: list[bytes]
     ) -> list[int] | None:
-        self._free()
-        made: list[int] | None = self._device(device).programs[program].run(buffers, numbers)
-        return made
+        with self._using(device) as here:
+            made: list[int] | None = here.programs[program].run(buffers, numbers)
+            return made
 
     def wait(self, device: int) -> None:
         if device in self._devices:
-            self._devices[device].opened.wait()
-        self._free()
+            with self._using(device) as here:
+                here.opened.wait()
 
     def warn(self, device: int, op: str, where: str) -> None:
         why = self.counts.not_lowered.get(op, "its result depends on data")
@@ -88,14 +95,17 @@ class Engine:
 
     def lend(self, tensor: torch.Tensor, dtype: "DType") -> "Buffer":
         """A buffer of tinygrad's over the memory of a tensor."""
-        memory = self._device(tensor.device.index).memory
-        lent: Buffer = _C.share_buffer(tensor, lambda number: memory.lend(number, dtype))
-        return lent
+
+        def lend(number: int) -> "Buffer":
+            with self._using(tensor.device.index) as here:
+                return here.memory.lend(number, dtype)
+
+        return _C.share_buffer(tensor, lend)
 
     def adopt(self, owner: "Buffer", dtype: torch.dtype) -> torch.Tensor:
         """A flat tensor over a buffer of tinygrad's, of the first device with such memory."""
         with self._adopting:
-            fitting = [i for i in self._names if self._device(i).opened.name == owner.device]
+            fitting = [i for i in self._names if self._tinygrad_name(i) == owner.device]
             for device in fitting:
                 memory = self._device(device).memory
                 number = memory.number_of(owner)
@@ -113,27 +123,33 @@ class Engine:
     def compile(self, device: int, plan: int, trace: str) -> str:
         """What cannot be compiled stays a call on the host."""
         try:
-            self._compile(device, plan, trace)
+            with self._compiling, self._using(device) as here:
+                self._compile(here, device, plan, trace)
         except Exception as error:
             self.counts.failures += 1
             self.counts.last_failure = f"{type(error).__name__}: {error}"
         return self.counts.last_failure
 
-    def _compile(self, device: int, plan: int, trace: str) -> None:
-        here = self._device(device)
-        key = key_of(trace, True, self._names[device], 1)
+    def _compile(self, here: _Device, device: int, plan: int, trace: str) -> None:
+        target = f"{self._names[device]} {here.opened.describe()}"
+        key = key_of(trace, True, target, 1)
         found = None if self._files is None else self._files.load(key)
         if found is not None:
-            made = found[0]
-            self.counts.cache_hits += 1
-        else:
-            made = self._made(here, trace)
-            if self._files is not None:
-                self._files.store(key, made, b"")
-        self.counts.not_lowered.update(made["not_lowered"])
-        if made["regions"]:
-            regions = [self._installed(here, region) for region in made["regions"]]
+            # A plan may be of another driver's, whose kernels this one does not build.
+            with suppress(Exception):
+                self._install(here, device, plan, found[0])
+                self.counts.cache_hits += 1
+                return
+        made = self._made(here, trace)
+        if self._files is not None:
+            self._files.store(key, made, b"")
+        self._install(here, device, plan, made)
+
+    def _install(self, here: _Device, device: int, plan: int, made: dict[str, Any]) -> None:
+        regions = [self._installed(here, region) for region in made["regions"]]
+        if regions:
             _C.install(device, plan, "", made["steps"], regions)
+        self.counts.not_lowered.update(made["not_lowered"])
 
     def _made(self, here: _Device, trace: str) -> dict[str, Any]:
         from torch_tiny.engine.compile import compile_trace
@@ -167,21 +183,38 @@ class Engine:
         here.programs[number] = Region(here.kind, here.opened, here.memory, region)
         return {**region, "portable": number, "kernels": [], "guard": []}
 
+    @contextmanager
+    def _using(self, device: int) -> Iterator[_Device]:
+        """A device for this thread alone, once what was dropped is freed."""
+        here = self._device(device)
+        with here.opened.lock:
+            buffers, programs = _C.dropped(device)
+            here.memory.free(buffers)
+            self._ended.update(programs)
+            for number in self._ended & here.programs.keys():
+                self._ended.discard(number)
+                here.programs.pop(number).drop()
+            yield here
+
     def _device(self, device: int) -> _Device:
         if device not in self._devices:
-            name, _, index = self._names[device].partition(":")
-            kind = find_kind(name)
-            opened = kind.open(int(index or 0))
-            self._devices[device] = _Device(kind, int(index or 0), opened, Memory(opened))
+            with self._opening:
+                if device not in self._devices:
+                    self._devices[device] = self._open(device)
         return self._devices[device]
 
-    def _free(self) -> None:
-        buffers, programs = _C.dropped()
-        for here in self._devices.values():
-            here.memory.free(buffers)
-            for number in programs:
-                if number in here.programs:
-                    here.programs.pop(number).drop()
+    def _tinygrad_name(self, device: int) -> str:
+        name, _, index = self._names[device].partition(":")
+        return find_kind(name).tinygrad_name(int(index or 0))
+
+    def _open(self, device: int) -> _Device:
+        name, _, index = self._names[device].partition(":")
+        kind, theirs = find_kind(name), self._tinygrad_name(device)
+        if theirs not in self._opened:
+            self._opened[theirs] = kind.open(int(index or 0))
+        opened = self._opened[theirs]
+        memory = Memory(opened, f"tiny:{device} ({self._names[device]})")
+        return _Device(kind, int(index or 0), opened, memory)
 
 
 engine: Engine | None = None

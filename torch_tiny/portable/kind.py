@@ -1,6 +1,7 @@
 """What a kind of portable device has to say of itself. Each kind is a file in kinds/."""
 
 import importlib
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,10 +35,13 @@ class Opened:
         from torch_tiny.uops import device
 
         self.name = name
+        self.lock = threading.RLock()
+        """For one thread at a time: drivers and tinygrad's runtimes keep state between calls."""
         self.device = device.open_device(name)
         self.renderer = self.device.renderer
 
     def allocate(self, nbytes: int) -> Any:
+        """New memory; a MemoryError if there is not that much."""
         return self.device.allocator.alloc(max(nbytes, 4))
 
     def free(self, memory: Any, nbytes: int) -> None:
@@ -68,6 +72,10 @@ class Opened:
 
     def wait(self) -> None:
         self.device.synchronize()
+
+    def describe(self) -> str:
+        """What kernels depend on."""
+        return f"{self.renderer.target} {self.most_buffers}"
 
 
 class Kind:

@@ -27,16 +27,33 @@ class _Held:
     """What tinygrad has of it, unless all of it was tinygrad's from the first."""
 
 
-class Memory:
-    """The buffers of one device."""
+class DeviceMemoryError(MemoryError):
+    """The core raises it as torch.OutOfMemoryError."""
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, message: str, nbytes: int) -> None:
+        super().__init__(message)
+        self.nbytes = nbytes
+
+
+class Memory:
+    """The buffers of one device, which is called `name` in errors."""
+
+    def __init__(self, opened: Opened, name: str) -> None:
         self._opened = opened
+        self._name = name
         self._buffers: dict[int, _Held] = {}
         self._owners: dict[int, int] = {}  # id of a buffer of tinygrad's -> number
 
     def allocate(self, nbytes: int) -> int:
-        return self._hold(_Held(self._opened.allocate(nbytes), nbytes))
+        try:
+            return self._hold(_Held(self._opened.allocate(nbytes), nbytes))
+        except MemoryError as error:
+            used = _size(sum(held.nbytes for held in self._buffers.values()))
+            raise DeviceMemoryError(
+                f"{self._name} out of memory. Tried to allocate {_size(nbytes)}, and {used} are in "
+                f"use already ({error})",
+                nbytes,
+            ) from error
 
     def __getitem__(self, number: int) -> Any:
         return self._buffers[number].memory
@@ -114,3 +131,7 @@ class Memory:
         number = next(_numbers)
         self._buffers[number] = held
         return number
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.2f} MiB"

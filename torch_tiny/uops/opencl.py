@@ -64,7 +64,17 @@ def copy(device: Any, to: Any, of: Any, nbytes: int) -> None:
     _check(opencl.clEnqueueCopyBuffer(device.queue, of, to, 0, 0, nbytes, 0, None, None))
 
 
+# What a driver says when it notices only now that there is no memory.
+_NO_MEMORY = (
+    opencl.CL_MEM_OBJECT_ALLOCATION_FAILURE,
+    opencl.CL_OUT_OF_RESOURCES,
+    opencl.CL_OUT_OF_HOST_MEMORY,
+)
+
+
 def _check(status: int) -> None:
+    if status in _NO_MEMORY:
+        raise MemoryError(f"OpenCL error {status}")
     if status:
         raise RuntimeError(f"OpenCL error {status}")
 

@@ -115,11 +115,38 @@ class Runner:
         )
 
 
+_LARGE = 1 << 20  # bytes; to ask whether it worked takes as long as a small kernel
+
+
+def allocate(device: Any, nbytes: int, most: int) -> Any:
+    """A buffer of at most `most` bytes; Dawn would return one that cannot be used."""
+    if nbytes > most:
+        raise MemoryError(f"a buffer of WebGPU has at most {most} bytes here")
+    if nbytes < _LARGE:
+        return device.allocator.alloc(max(nbytes, 4))
+    webgpu.wgpuDevicePushErrorScope(device.device_res, webgpu.WGPUErrorFilter_OutOfMemory)
+    memory = device.allocator.alloc(nbytes)
+    if error := device.pop_error():
+        device.free(memory)
+        raise MemoryError(error)
+    return memory
+
+
 def most_buffers(device: Any) -> int:
     """How many storage buffers a kernel may have."""
-    limits = webgpu.WGPUSupportedLimits()
-    webgpu.wgpuDeviceGetLimits(device.device_res, limits)
-    return int(limits.limits.maxStorageBuffersPerShaderStage)
+    return int(_limits(device).maxStorageBuffersPerShaderStage)
+
+
+def most_bytes(device: Any) -> int:
+    """How large a storage buffer may be."""
+    limits = _limits(device)
+    return min(int(limits.maxBufferSize), int(limits.maxStorageBufferBindingSize))
+
+
+def _limits(device: Any) -> Any:
+    supported = webgpu.WGPUSupportedLimits()
+    webgpu.wgpuDeviceGetLimits(device.device_res, supported)
+    return supported.limits
 
 
 class _Checked:

@@ -23,6 +23,12 @@ class _Opened(Opened):
 
         self._runner = webgpu.Runner(self.device)
         self.most_buffers = webgpu.most_buffers(self.device)
+        self._most_bytes = webgpu.most_bytes(self.device)
+
+    def allocate(self, nbytes: int) -> Any:
+        from torch_tiny.uops.webgpu import allocate
+
+        return allocate(self.device, nbytes, self._most_bytes)
 
     def build(self, texts: Sequence[Text]) -> list[Any]:
         from torch_tiny.uops.webgpu import Pipeline
