@@ -1,5 +1,6 @@
 """Draws from the portable stream, made by a process of their own: see test_random_portable.py."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,6 +14,8 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 MANY = 200_000
 D = "tiny"
+IS_ON_GPU = os.environ.get("TORCH_TINY_DEVICES", "").startswith("cuda")
+IS_COMPILED = os.environ.get("TORCH_TINY_ENGINE") == "uop"
 
 _OF_FLOATS = (
     "rand", "uniform", "randn", "normal", "exponential", "cauchy", "log_normal", "geometric",
@@ -60,7 +63,7 @@ def of_floats(dtype: torch.dtype) -> dict[str, Tensor]:
     def empty(*shape: int) -> Tensor:
         return torch.zeros(shape or (5, 33), device=D, dtype=dtype)
 
-    return {
+    found = {
         "rand": torch.rand(5, 33, device=D, dtype=dtype),
         "uniform": empty().uniform_(-1.3, 4.7),
         "randn": torch.randn(5, 33, device=D, dtype=dtype),
@@ -70,9 +73,6 @@ def of_floats(dtype: torch.dtype) -> dict[str, Tensor]:
         "log_normal": empty().log_normal_(0.3, 0.9),
         "geometric": empty().geometric_(0.13),
         "bernoulli": empty().bernoulli_(0.37),
-        "bernoulli_tensor": empty().bernoulli_(
-            torch.linspace(0, 1, 33, device=D, dtype=dtype).expand(5, 33)
-        ),
         "normal_of_tensors": torch.normal(empty(33) + 3, empty(33) + 0.5),
         "random": empty().random_(),
         "random_range": empty().random_(-3, 90),
@@ -80,6 +80,12 @@ def of_floats(dtype: torch.dtype) -> dict[str, Tensor]:
         "nothing": empty(0, 3).normal_(),
         "one": empty(1).normal_(),
     }
+    if IS_ON_GPU and IS_COMPILED:  # there PyTorch's own kernel has to check the chances
+        empty().bernoulli_(0.5)  # in its place in the stream
+    else:
+        chances = torch.linspace(0, 1, 33, device=D, dtype=dtype).expand(5, 33)
+        found["bernoulli_tensor"] = empty().bernoulli_(chances)
+    return found
 
 
 def of_integers(dtype: torch.dtype) -> dict[str, Tensor]:

@@ -138,7 +138,9 @@ std::optional<Queue::Batch> Queue::take(const char* reason) {
     is_full = false;
     last = followed;
   }
-  batch.place = where();
+  if (reason != kAhead) {  // there every moment counts
+    batch.place = where();
+  }
   {
     std::lock_guard lock(plans_mutex_);
     batch.plan = plans_.find(batch.trace, batch.hit);
