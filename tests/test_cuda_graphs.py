@@ -50,6 +50,51 @@ same(torch.tensor(losses), torch.tensor(expected))
     )
 
 
+@pytest.mark.parametrize("layer", ["attention", "recurrent"])
+def test_layers_that_could_drop_out_run_as_graphs(layer: str, cache: Path) -> None:
+    """Without dropout they draw nothing, so that nothing differs from run to run."""
+    graphed(
+        f"layer = {layer!r}"
+        + """
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project = torch.nn.Linear(32, 96)
+
+    def forward(self, x):
+        q, k, v = self.project(x).view(4, 8, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return y.transpose(1, 2).reshape(4, 8, 32)
+
+class Recurrent(torch.nn.LSTM):
+    def forward(self, x):
+        return super().forward(x)[0]
+
+def make(device):
+    torch.manual_seed(1)
+    net = (Attention() if layer == "attention" else Recurrent(32, 32)).to(device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+    x, y = (torch.randn(4, 8, 32).to(device) for _ in range(2))
+    losses = []
+    def step():
+        optimizer.zero_grad()
+        loss = (net(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return step, losses
+
+step, losses = make("tiny")
+step_until(lambda: graph_runs() > 50, step)
+other, expected = make("cpu")
+for _ in losses:
+    other()
+same(torch.tensor(losses), torch.tensor(expected))
+""",
+        cache,
+    )
+
+
 def test_inputs_may_lie_anywhere_and_results_may_be_kept(cache: Path) -> None:
     graphed(
         """
