@@ -31,7 +31,7 @@ def test_the_gpu_draws_the_same_bits(
         if name not in OF_THE_MEMORY and not torch.equal(numbers, by_the_cpu[name])
     ]
     assert different == []
-    assert len(found) > 100
+    assert len(found) > 90
 
 
 def test_a_large_draw_stays_on_the_gpu() -> None:
