@@ -24,6 +24,7 @@ demo: core
 
 test: lint devices
 	$(ONE_THREAD) $(BIN)/pytest -n 2
+	$(ONE_THREAD) $(BIN)/python -m tests.on_devices -n 2
 
 # Derivatives, the operator database and random programs on OpenCL and WebGPU; takes hours.
 test-devices: core devices

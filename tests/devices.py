@@ -54,6 +54,7 @@ def main() -> int:
         failed |= bool(missed(found))
         if args.programs and not args.from_log:
             failed |= bool(programs(kind, args.programs, args.jobs))
+            failed |= diagonals(kind)
     if args.table:
         write_table(args.table, results)
     return int(failed)
@@ -234,6 +235,19 @@ def programs(kind: str, count: int, jobs: int) -> int:
         for part in range(jobs)
     ]
     return max(process.wait() for process in running)
+
+
+def diagonals(kind: str) -> bool:
+    """Whether the diagonal family is wrong, or needs the host."""
+    print(f"diagonals on {kind}, without the host", flush=True)
+    environment = {
+        **os.environ,
+        "TORCH_TINY_DEVICES": kind,
+        "TORCH_TINY_FALLBACK": "error",
+        "PYTHONPATH": python_path(),
+    }
+    command = [sys.executable, "tests/compiled_diagonals.py"]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0
 
 
 def python_path() -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from harness import PORTABLE_KINDS, needs_cpu_memory, needs_tiny, why_no_portable
+from harness import PORTABLE_KINDS, ROOT, needs_cpu_memory, needs_tiny, why_no_portable
 from harness import on_portable as run
 
 from torch_tiny import hosts
@@ -196,6 +196,18 @@ torch.testing.assert_close(train("tiny"), train("cpu"))
 print([f["reason"] for f in torch.tiny.metrics()["fallbacks"]])
 """
     assert run(kind, code) == ["[]"]
+
+
+def test_diagonals_and_their_derivatives_need_no_host(kind: str) -> None:
+    """Some of them: python -m tests.devices takes all through the same program."""
+    names = ["trace", "block_diag", "as_strided_scatter", "a write to the diagonal"]
+    file = ROOT / "tests" / "compiled_diagonals.py"
+    code = f"""
+import runpy, sys
+sys.argv[1:] = {names}
+runpy.run_path({str(file)!r}, run_name="__main__")
+"""
+    assert run(kind, code, TORCH_TINY_FALLBACK="error") == [f"ok {name}" for name in names]
 
 
 def test_memory_is_counted_and_given_back(kind: str) -> None:

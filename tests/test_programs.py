@@ -16,12 +16,12 @@ from programs import (
     run,
     seeded,
 )
-from util import ORACLE
+from util import ORACLE, PORTABLE
 
 
 @pytest.mark.filterwarnings("ignore")
 @settings(
-    max_examples=300,
+    max_examples=4 if PORTABLE else 300,  # where every one of them is compiled
     deadline=None,
     derandomize=True,  # the same programs in every run of the tests; the command explores
     phases=[Phase.explicit, Phase.generate],  # leaving out statements reduces better
