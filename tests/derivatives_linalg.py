@@ -24,15 +24,16 @@ import torch_tiny  # noqa: F401  (registers the device where it is not installed
 
 Function = Callable[[Tensor], tuple[Tensor, ...]]
 
+COMPLEX = ("inverse", "det", "solve", "cholesky", "lu", "qr", "eigh", "svd")
 BAR = ("trace", "inverse", "det", "solve", "cholesky", "lu", "qr", "eigh", "svd")
 
 
 def symmetric(x: Tensor) -> Tensor:
-    return x + x.mT
+    return x + x.mH
 
 
 def positive(x: Tensor) -> Tensor:
-    return x @ x.mT + torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)
+    return x @ x.mH + torch.eye(x.shape[-2], dtype=x.dtype, device=x.device)
 
 
 def rhs(x: Tensor) -> Tensor:
@@ -42,7 +43,7 @@ def rhs(x: Tensor) -> Tensor:
 def eigh(x: Tensor) -> tuple[Tensor, ...]:
     """Vectors are determined up to their sign: what is built of them is not."""
     values, vectors = linalg.eigh(symmetric(x))
-    return values, (vectors * values.exp()[..., None, :]) @ vectors.mT
+    return values, (vectors * (values / 4).exp()[..., None, :]) @ vectors.mH
 
 
 def svd(x: Tensor) -> tuple[Tensor, ...]:
@@ -123,27 +124,37 @@ def general(*shape: int) -> Tensor:
     return noise / max(rows, columns, 1) ** 0.5 * 0.3 + diagonal
 
 
+def with_phases(x: Tensor) -> Tensor:
+    return torch.complex(x, x.flip(-2) * 0.3)
+
+
 def derivatives(function: Function, x: Tensor) -> list[Tensor]:
     """The values, the gradient of a number made of them, and a product with its Hessian."""
     x = x.detach().requires_grad_()
     results = [y for y in function(x) if y.numel()]
-    number = sum(((y * y * weights(y)).sum() for y in results), x.sum() * 0)
+    number = sum((squares(y) for y in results), squares(x) * 0)
     (first,) = torch.autograd.grad(number, x, create_graph=True)
-    (second,) = torch.autograd.grad((first * weights(first)).sum(), x)
+    (second,) = torch.autograd.grad(squares(first + 1), x)
     return [*(y.detach() for y in results), first.detach(), second]
+
+
+def squares(y: Tensor) -> Tensor:
+    size = (y * y.conj()).real if y.is_complex() else y * y
+    return (size * weights(y)).sum()
 
 
 def weights(y: Tensor) -> Tensor:
     """Different for each element, and not symmetric."""
     made = torch.arange(1, y.numel() + 1, dtype=torch.float32).mul(0.7).sin().mul(0.5).add(1)
-    return made.reshape(y.shape).to(y.device, y.dtype)
+    return made.reshape(y.shape).to(y.device, y.real.dtype)
 
 
 def compare(program: Callable[[Tensor], list[Tensor]], x: Tensor) -> None:
     """Nearly as close to float64 as PyTorch's float32 is."""
-    truth, theirs = program(x), program(x.float())
+    single = x.to(torch.complex64 if x.is_complex() else torch.float32)
+    truth, theirs = program(x), program(single)
     for _ in range(2):  # learned, then recorded
-        ours = [y.cpu() for y in program(x.float().to("tiny"))]
+        ours = [y.cpu() for y in program(single.to("tiny"))]
     for number, (exact, other, mine) in enumerate(zip(truth, theirs, ours, strict=True)):
         assert mine.shape == other.shape and mine.dtype == other.dtype
         if exact.numel():
@@ -163,7 +174,7 @@ def finite_differences(function: Function, x: Tensor) -> None:
 
 
 def sum_of(function: Function, x: Tensor) -> Tensor:
-    return torch.stack([(y * y * weights(y)).sum() for y in function(x)]).sum()
+    return torch.stack([squares(y) for y in function(x)]).sum()
 
 
 # --- results, of large and of hard matrices ---
@@ -182,10 +193,10 @@ def results(x: Tensor) -> list[Tensor]:
         q,
         r,
         values,
-        (vectors * values[..., None, :]) @ vectors.mT,
+        (vectors * values[..., None, :]) @ vectors.mH,
         s,
         (u * s[..., None, :]) @ vh,
-        u.mT @ u,
+        u.mH @ u,
     ]
 
 
@@ -232,7 +243,9 @@ def small_residuals(n: int) -> None:
     assert error < 1e-6 * exact.max(), error
 
 
-def tasks(names: list[str], everything: bool) -> Iterator[tuple[str, Callable[[], None]]]:
+def tasks(
+    names: list[str], everything: bool, with_results: bool
+) -> Iterator[tuple[str, Callable[[], None]]]:
     for name in names:
         case = CASES[name]
         for shape in (*case.shapes, *(case.more if everything else ())):
@@ -241,7 +254,12 @@ def tasks(names: list[str], everything: bool) -> Iterator[tuple[str, Callable[[]
         if everything and has_float64():
             x = general(*case.shapes[-1])
             yield f"{name}, finite differences", partial(finite_differences, case.function, x)
-    if everything:
+        if everything and name in COMPLEX:
+            x = with_phases(general(*case.shapes[-1]))
+            yield f"{name}, complex", partial(compare, partial(derivatives, case.function), x)
+    if with_results:
+        yield "complex results", partial(compare, results, with_phases(general(2, 3, 3)))
+    if everything and with_results:
         for n in (0, 1, 2, 5, 17, 33, 64, 100, 150, 256, 512):
             yield f"results, n = {n}", partial(compare, results, general(n, n))
         for n in (6, 12, 40):
@@ -260,7 +278,8 @@ def main() -> int:
     everything = "--all" in sys.argv
     names = [a for a in sys.argv[1:] if not a.startswith("-")]
     failed = 0
-    for about, task in tasks(names or list(CASES if everything else BAR), everything):
+    chosen = names or list(CASES if everything else BAR)
+    for about, task in tasks(chosen, everything, not names):
         begin = time.monotonic()
         try:
             task()

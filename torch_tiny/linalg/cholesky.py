@@ -5,10 +5,10 @@ from torch_tiny.uops import dtypes
 
 
 def cholesky(k: Kernel, n: int, upper: bool) -> None:
-    """0: L by columns (or U = L^T), 1: info, 2: A by rows. Reads one triangle of A."""
+    """0: L by columns (or U = L^H), 1: info, 2: A by rows. Reads one triangle of A."""
     source, home = k.matrix_in(2, n, n, True), k.matrix_in(0, n, n, False)
     if upper:
-        source, home = source.transposed(), home.transposed()
+        source, home = source.adjoint(), home.adjoint()
     lower = k.work_matrix(home)
     k.copy(lower, source)
     info = k.scalar(0, dtypes.int32)
@@ -22,9 +22,9 @@ def cholesky(k: Kernel, n: int, upper: bool) -> None:
 def _factor(k: Kernel, lower: Matrix, info: Scalar, n: int) -> None:
     with k.loop(0, n) as j:
         k.accumulate(
-            lambda i: (lower, i, j), (j, n), (0, j), lambda i, c: lower[i, c] * lower[j, c]
+            lambda i: (lower, i, j), (j, n), (0, j), lambda i, c: lower[i, c] * lower[j, c].conj()
         )
-        pivot = lower[j, j]
+        pivot = lower[j, j].re
         known = info.get().differs(0)
         info.set((known | (pivot > 0)).where(info.get(), j + 1))
         root = k.now(pivot.sqrt())

@@ -1,6 +1,7 @@
 """The exponential of a matrix: a Taylor polynomial of a small part of it, squared again."""
 
-from torch_tiny.linalg.kernel import Kernel, Matrix, Style, Value
+from torch_tiny.linalg.kernel import Kernel, Matrix, Style
+from torch_tiny.linalg.value import Value
 from torch_tiny.uops import dtypes
 
 # Up to this norm 21 terms leave an error below rounding; the fewer squarings, the less of that.

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from torch_tiny.linalg.kernel import EACH, IN_ORDER, MATRICES, Array, Kernel, Operand, Span, Value
+from torch_tiny.linalg.kernel import EACH, IN_ORDER, MATRICES, Array, Kernel
+from torch_tiny.linalg.value import Operand, Span, Value
 from torch_tiny.uops import AddrSpace, AxisType, DType, Ops, UOp, dtypes
 
 UNIFORM = "uniform_load"

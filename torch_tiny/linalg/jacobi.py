@@ -1,11 +1,13 @@
-"""Jacobi's rotations: eigenvalues of symmetric matrices, and singular values (one-sided).
+"""Jacobi's rotations: eigenvalues of Hermitian matrices, and singular values (one-sided).
 
 Columns meet in the rounds of a tournament, so that all pairs of a round are independent.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from torch_tiny.linalg.kernel import Array, Kernel, Matrix, Value
+from torch_tiny.linalg.kernel import Array, Kernel, Matrix
+from torch_tiny.linalg.value import Pair, Value, pair
 from torch_tiny.uops import DType, dtypes
 
 _MOST_SWEEPS = 40
@@ -18,29 +20,28 @@ def eigh(k: Kernel, n: int, lower: bool, vectors: bool) -> None:
     rounds = _Rounds(k, n, source.dtype)
     work = k.work_matrix(k.matrix_in(1, n, n, False))
     turned = k.work_matrix(k.matrix_in(3, n, n, False)) if vectors else None
-    k.copy(work, source if lower else source.transposed())
-    with k.loop(0, n) as j, k.each(j + 1, n) as i:
-        work[j, i] = work[i, j]
+    k.copy(work, source if lower else source.adjoint())
+    with k.loop(0, n) as j, k.each(j, n) as i:
+        element = work[i, j]
+        work[j, i] = i.differs(j).where(element.conj(), element.re)
     size = _largest(k, work)
     if turned is not None:
         _set_identity(k, turned)
 
-    def rotation(p: Value, q: Value) -> tuple[Value, Value, Value]:
-        off = work[p, q]
-        cosine, sine = _rotation(work[p, p], work[q, q], off, off.differs(0))
-        return off.abs(), cosine, sine
+    def rotation(p: Value, q: Value) -> _Rotation:
+        return _rotation(work[p, p].re, work[q, q].re, work[p, q], lambda off: off.differs(0))
 
     def turn(meeting: Value) -> None:
         for matrix in (work, turned):
             if matrix is not None:
                 rounds.turn_columns(matrix, meeting)
-        rounds.turn_columns(work.transposed(), meeting)
+        rounds.turn_columns(work.adjoint(), meeting)
 
     rounds.play(size * _PRECISION[work.dtype], rotation, turn)
-    place = rounds.in_order(lambda i: work[i, i])
+    place = rounds.in_order(lambda i: work[i, i].re)
     values = k.argument(0)
     with k.each(0, n, per_lane=True) as i:
-        values[place[i]] = work[i, i]
+        values[place[i]] = work[i, i].re
     if turned is not None:
         _put_in_order(k, k.matrix_in(2, n, n, False), turned, place)
 
@@ -62,15 +63,20 @@ def svd(k: Kernel, m: int, n: int, vectors: bool) -> None:
     if turned is not None:
         _set_identity(k, turned)
 
-    def rotation(p: Value, q: Value) -> tuple[Value, Value, Value]:
-        def product(a: Value, b: Value) -> Value:
-            return k.total((0, m), lambda i: work[i, a] * work[i, b], work.dtype)
-
-        first, second, both = product(p, p), product(q, q), product(p, q)
+    def rotation(p: Value, q: Value) -> _Rotation:
+        first, second = (
+            k.total((0, m), lambda i, c=c: work[i, c].squared(), work.dtype)  # type: ignore[misc]
+            for c in (p, q)
+        )
+        both = k.product((0, m), lambda i: work[i, p], lambda i: work[i, q], work.dtype)
         length = first.sqrt() * second.sqrt()
-        acts = both.abs() > length * _PRECISION[work.dtype]
-        cosine, sine = _rotation(first, second, both, acts)
-        return acts.where(both.abs() / acts.where(length, 1), 0), cosine, sine
+
+        def acts(off: Value) -> Value:
+            return off > length * _PRECISION[work.dtype]
+
+        found = _rotation(first, second, both, acts)
+        counts = acts(found.common)
+        return replace(found, common=counts.where(found.common / counts.where(length, 1), 0))
 
     def turn(meeting: Value) -> None:
         for matrix in (work, turned):
@@ -79,7 +85,7 @@ def svd(k: Kernel, m: int, n: int, vectors: bool) -> None:
 
     rounds.play(k.number(4 * _PRECISION[work.dtype], work.dtype), rotation, turn)
     with k.each(0, n) as j:
-        lengths[j] = k.total((0, m), lambda i: work[i, j] * work[i, j], work.dtype).sqrt()
+        lengths[j] = k.total((0, m), lambda i: work[i, j].squared(), work.dtype).sqrt()
     place = rounds.in_order(lambda j: -lengths[j])
     values = k.argument(0)
     with k.each(0, n, per_lane=True) as j:
@@ -98,37 +104,42 @@ class _Rounds:
         self.cosines, self.sines, self.met = (
             k.small_array(dtype, max(self.pairs, 1)) for _ in range(3)
         )
+        self.phases = [k.small_array(dtype, max(self.pairs, 1)) for _ in range(2 * k.is_complex)]
         self.place = k.small_array(dtypes.int32, n)
 
     def play(
-        self, enough: Value, rotation: Callable[[Value, Value], tuple[Value, Value, Value]],
+        self, enough: Value, rotation: Callable[[Value, Value], "_Rotation"],
         turn: Callable[[Value], None],
     ) -> None:  # fmt: skip
         """Sweeps, until what pairs still have in common is not more than enough.
 
-        rotation(p, q): that, the cosine and the sine. turn(meeting): rotate what there is.
+        turn(meeting): rotate what there is.
         """
         k = self.k
         left = k.scalar(float("inf"), self.dtype)
         with k.loop(0, _MOST_SWEEPS), k.when(left.get() > enough):
-            with k.each(0, self.pairs) as pair:
-                self.met[pair] = 0
+            with k.each(0, self.pairs) as number:
+                self.met[number] = 0
             with k.loop(0, max(2 * self.pairs - 1, 1)) as meeting:
-                with k.each(0, self.pairs) as pair, self._both(meeting, pair) as (p, q):
-                    common, cosine, sine = rotation(p, q)
-                    self.met[pair] = self.met[pair].max(common)
-                    self.cosines[pair] = cosine
-                    self.sines[pair] = sine
+                with k.each(0, self.pairs) as number, self._both(meeting, number) as (p, q):
+                    found = rotation(p, q)
+                    self.met[number] = self.met[number].max(found.common)
+                    self.cosines[number] = found.cosine
+                    self.sines[number] = found.sine
+                    for part, value in zip(self.phases, found.phase, strict=True):
+                        part[number] = value
                 turn(meeting)
             left.set(k.largest((0, self.pairs), lambda i: self.met[i], self.dtype, 0))
 
     def turn_columns(self, matrix: Matrix, meeting: Value) -> None:
         with (
-            self.k.grid((0, matrix.rows), (0, self.pairs)) as (i, pair),
-            self._both(meeting, pair) as (p, q),
+            self.k.grid((0, matrix.rows), (0, self.pairs)) as (i, number),
+            self._both(meeting, number) as (p, q),
         ):
-            cosine, sine = self.cosines[pair], self.sines[pair]
+            cosine, sine = self.cosines[number], self.sines[number]
             first, second = matrix[i, p], matrix[i, q]
+            if self.phases:
+                second = second * pair(*(part[number] for part in self.phases)).conj()
             matrix[i, p] = cosine * first - sine * second
             matrix[i, q] = sine * first + cosine * second
 
@@ -147,10 +158,10 @@ class _Rounds:
             self.place[i] = before.get()
         return self.place
 
-    def _both(self, meeting: Value, pair: Value) -> "_WhenBoth":
+    def _both(self, meeting: Value, number: Value) -> "_WhenBoth":
         rest = max(2 * self.pairs - 1, 1)
-        p = pair.differs(0).where((meeting + pair) % rest, rest)
-        q = (meeting - pair + rest) % rest
+        p = number.differs(0).where((meeting + number) % rest, rest)
+        q = (meeting - number + rest) % rest
         return _WhenBoth(self.k, p, q, self.n)
 
 
@@ -171,19 +182,39 @@ class _WhenBoth:
             self.condition.__exit__(None, None, None)
 
 
-def _rotation(first: Value, second: Value, both: Value, acts: Value) -> tuple[Value, Value]:
-    """Cosine and sine that make `both` zero; Golub and Van Loan, section 8.5."""
+@dataclass(frozen=True)
+class _Rotation:
+    """Of column p and column q, which first loses a phase if it is complex."""
+
+    common: Value
+    """The size of what they still had in common."""
+    cosine: Value
+    sine: Value
+    phase: tuple[Value, ...]
+
+
+def _rotation(
+    first: Value, second: Value, both: Value, is_large: Callable[[Value], Value]
+) -> _Rotation:
+    """The one that makes `both` zero, if it is large; Golub and Van Loan, section 8.5."""
+    common = both.abs()
+    acts = is_large(common)
+    phase: tuple[Value, ...] = ()
+    if isinstance(both, Pair):
+        divisor = acts.where(common, 1)
+        phase = (acts.where(both.re / divisor, 1), acts.where(both.im / divisor, 0))
+        both = common
     theta = (second - first) / acts.where(both + both, 1)
     root = (theta * theta + 1).sqrt()
     tangent = acts.where((theta < 0).where(-1 / (root - theta), 1 / (root + theta)), 0)
     cosine = 1 / (tangent * tangent + 1).sqrt()
-    return cosine, tangent * cosine
+    return _Rotation(common, cosine, tangent * cosine, phase)
 
 
 def _largest(k: Kernel, matrix: Matrix) -> Value:
     size = k.scalar(0, matrix.dtype)
     with k.loop(0, matrix.columns) as j:
-        column = k.largest((0, matrix.rows), lambda i: matrix[i, j].abs(), matrix.dtype, 0)
+        column = k.largest((0, matrix.rows), lambda i: matrix[i, j].size(), matrix.dtype, 0)
         size.set(size.get().max(column))
     return size.get()
 

@@ -11,8 +11,9 @@ threads  a group of threads has a matrix, shares its `each` loops and meets at b
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from torch_tiny.linalg.value import Operand, Pair, Span, Value, constant, index, pair
 from torch_tiny.uops import AddrSpace, AxisType, DType, Ops, UOp, combined, dtypes
 
 
@@ -39,111 +40,6 @@ class Argument:
 
     dtype: DType
     size: int
-
-
-@dataclass(frozen=True)
-class Value:
-    """A number of the kernel. Arithmetic with Python numbers takes the number's type from it."""
-
-    uop: UOp
-
-    @property
-    def dtype(self) -> DType:
-        return self.uop.dtype
-
-    def __add__(self, other: "Operand") -> "Value":
-        return self if _is(other, 0) else self._with(Ops.ADD, other)
-
-    def __radd__(self, other: "Operand") -> "Value":
-        return self + other
-
-    def __sub__(self, other: "Operand") -> "Value":
-        if self.dtype == dtypes.int32:  # tinygrad bounds sums and products
-            return self + (-other if isinstance(other, int) else other * -1)
-        return self._with(Ops.SUB, other)
-
-    def __rsub__(self, other: "Operand") -> "Value":
-        if self.dtype == dtypes.int32:
-            return self * -1 + other
-        return self._made(other)._with(Ops.SUB, self)
-
-    def __mul__(self, other: "Operand") -> "Value":
-        return self if _is(other, 1) else self._with(Ops.MUL, other)
-
-    def __rmul__(self, other: "Operand") -> "Value":
-        return self * other
-
-    def __truediv__(self, other: "Operand") -> "Value":
-        return self._with(Ops.FDIV, other)
-
-    def __rtruediv__(self, other: "Operand") -> "Value":
-        return self._made(other)._with(Ops.FDIV, self)
-
-    def __floordiv__(self, other: int) -> "Value":
-        """Of what is not negative."""
-        return self if other == 1 else self._with(Ops.CDIV, other)
-
-    def __mod__(self, other: int) -> "Value":
-        return self._with(Ops.CMOD, other)
-
-    def __neg__(self) -> "Value":
-        return Value(UOp(Ops.NEG, self.dtype, (self.uop,)))
-
-    def __lt__(self, other: "Operand") -> "Value":
-        return self._with(Ops.CMPLT, other, dtypes.bool)
-
-    def __gt__(self, other: "Operand") -> "Value":
-        return self._made(other)._with(Ops.CMPLT, self, dtypes.bool)
-
-    def differs(self, other: "Operand") -> "Value":
-        return self._with(Ops.CMPNE, other, dtypes.bool)
-
-    def __and__(self, other: "Value") -> "Value":
-        return self._with(Ops.AND, other)
-
-    def __or__(self, other: "Value") -> "Value":
-        return self._with(Ops.OR, other)
-
-    def where(self, yes: "Operand", no: "Operand") -> "Value":
-        """For a condition: one of two values."""
-        if isinstance(yes, Value):
-            a, b = yes, yes._made(no)
-        else:
-            assert isinstance(no, Value)
-            a, b = no._made(yes), no
-        return Value(UOp(Ops.WHERE, a.dtype, (self.uop, a.uop, b.uop)))
-
-    def abs(self) -> "Value":
-        return (self < 0).where(-self, self)
-
-    def max(self, other: "Operand") -> "Value":
-        return (self < other).where(other, self)
-
-    def sqrt(self) -> "Value":
-        return Value(UOp(Ops.SQRT, self.dtype, (self.uop,)))
-
-    def to(self, dtype: DType) -> "Value":
-        return self if dtype == self.dtype else Value(self.uop.cast(dtype))
-
-    def _with(self, op: Ops, other: "Operand", dtype: DType | None = None) -> "Value":
-        right = self._made(other)
-        assert right.dtype == self.dtype, (op, self.dtype, right.dtype)
-        return Value(UOp(op, dtype or self.dtype, (self.uop, right.uop)))
-
-    def _made(self, other: "Operand") -> "Value":
-        return other if isinstance(other, Value) else constant(other, self.dtype)
-
-
-Operand = Value | int | float
-Span = tuple[Value | int, Value | int]
-
-
-def constant(number: float, dtype: DType) -> Value:
-    return Value(UOp.const(number, dtype))
-
-
-def index(number: "Operand") -> Value:
-    return number if isinstance(number, Value) else constant(number, dtypes.int32)
 
 
 @dataclass(frozen=True)
@@ -174,19 +70,36 @@ class Matrix:
     columns: int
     steps: tuple[int, int]
     """From one row, and from one column, to the next."""
+    imaginary: int | None = None
+    """From a real part to the imaginary one, if it is complex."""
+    is_conjugate: bool = False
 
     def __getitem__(self, at: tuple["Value | int", "Value | int"]) -> Value:
-        return self.array[self._place(*at)]
+        place = self._place(*at)
+        real = self.array[place]
+        if self.imaginary is None:
+            return real
+        number = pair(real, self.array[index(place) + self.imaginary])
+        return number.conj() if self.is_conjugate else number
 
     def __setitem__(self, at: tuple["Value | int", "Value | int"], value: Operand) -> None:
-        self.array[self._place(*at)] = value
+        place = self._place(*at)
+        if self.imaginary is None:
+            self.array[place] = value
+            return
+        number = value.conj() if self.is_conjugate and isinstance(value, Value) else value
+        self.array[place] = number.re if isinstance(number, Value) else number
+        self.array[index(place) + self.imaginary] = number.im if isinstance(number, Pair) else 0
 
     @property
     def dtype(self) -> DType:
         return self.array.memory.dtype
 
     def transposed(self) -> "Matrix":
-        return Matrix(self.array, self.columns, self.rows, self.steps[::-1])
+        return replace(self, rows=self.columns, columns=self.rows, steps=self.steps[::-1])
+
+    def adjoint(self) -> "Matrix":
+        return replace(self.transposed(), is_conjugate=not self.is_conjugate)
 
     def _place(self, i: "Value | int", j: "Value | int") -> "Value | int":
         return i * self.steps[0] + j * self.steps[1]
@@ -196,13 +109,16 @@ class Matrix:
 class Scalar:
     """A variable. Threads that share a matrix have one each."""
 
-    array: Array
+    real: Array
+    imaginary: Array | None = None
 
     def get(self) -> Value:
-        return self.array[0]
+        return self.real[0] if self.imaginary is None else pair(self.real[0], self.imaginary[0])
 
     def set(self, value: Operand) -> None:
-        self.array[0] = value
+        self.real[0] = value.re if isinstance(value, Value) else value
+        if self.imaginary is not None:
+            self.imaginary[0] = value.im if isinstance(value, Pair) else 0
 
 
 @dataclass
@@ -214,6 +130,8 @@ class Kernel:
     style: Style
     scratch: int
     """Bytes for the arrays of one matrix."""
+    is_complex: bool = False
+    """Whether its matrices are: all real parts come first, then the imaginary ones."""
     uops: list[UOp] = field(default_factory=list)
     _emitted: list[set[UOp]] = field(default_factory=lambda: [set()])
     _ids: int = 0
@@ -246,7 +164,10 @@ class Kernel:
         return constant(value, dtype)
 
     def scalar(self, start: Operand, dtype: DType) -> Scalar:
-        variable = Scalar(Array(self, self._new_buffer(dtype, 1, AddrSpace.REG)))
+        parts = 2 if isinstance(start, Pair) else 1
+        variable = Scalar(
+            *(Array(self, self._new_buffer(dtype, 1, AddrSpace.REG)) for _ in range(parts))
+        )
         variable.set(start)
         return variable
 
@@ -266,6 +187,8 @@ class Kernel:
     def now(self, value: Value) -> Value:
         """Computed here, rather than in the loop that uses it first."""
         self._emit(value.uop)
+        if isinstance(value, Pair):
+            self._emit(value.im.uop)
         return value
 
     # loops
@@ -312,8 +235,17 @@ class Kernel:
             self.uops.append(UOp(Ops.BARRIER))
 
     def total(self, span: "Span", term: Callable[[Value], Value], dtype: DType) -> Value:
-        """The sum of independent terms."""
+        """The sum of independent real terms."""
         return self._reduced(span, dtype, 0, lambda a, i: a + term(i), "ADD")
+
+    def product(self, span: "Span", a: Callable[[Value], Value], b: Callable[[Value], Value],
+                dtype: DType) -> Value:  # fmt: skip
+        """The inner product of two vectors: the sum of conj(a) b."""
+
+        def part(of: str) -> Value:
+            return self.total(span, lambda i: getattr(a(i).conj() * b(i), of), dtype)
+
+        return pair(part("re"), part("im")) if self.is_complex else part("re")
 
     def largest(
         self, span: "Span", term: Callable[[Value], Value], dtype: DType, least: Operand
@@ -393,7 +325,8 @@ class Kernel:
     def matrix_in(self, argument: int, rows: int, columns: int, by_rows: bool) -> Matrix:
         """An argument as it lies in memory."""
         steps = (columns, 1) if by_rows else (1, rows)
-        return Matrix(self.argument(argument), rows, columns, steps)
+        imaginary = rows * columns if self.is_complex else None
+        return Matrix(self.argument(argument), rows, columns, steps, imaginary)
 
     def work_matrix(self, home: Matrix) -> Matrix:
         """Fast memory for a matrix whose place in the end is `home`; that, if there is too little.
@@ -401,8 +334,12 @@ class Kernel:
         Columns begin an odd number of elements apart, so that rows too are spread over the banks.
         """
         stride = home.rows | 1
-        array = self.array(home.dtype, stride * home.columns)
-        return home if array is None else Matrix(array, home.rows, home.columns, (1, stride))
+        count = stride * home.columns
+        array = self.array(home.dtype, count * (2 if self.is_complex else 1))
+        if array is None:
+            return home
+        imaginary = count if self.is_complex else None
+        return Matrix(array, home.rows, home.columns, (1, stride), imaginary)
 
     def copy(self, to: Matrix, source: Matrix) -> None:
         """Runs along the memory of the arguments."""
@@ -488,7 +425,3 @@ class Kernel:
             else:
                 stack.append((node, True))
                 stack += [(s, False) for s in reversed(node.src)]
-
-
-def _is(operand: Operand, number: int) -> bool:
-    return not isinstance(operand, Value) and operand == number

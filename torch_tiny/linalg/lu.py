@@ -1,7 +1,8 @@
 """LU with partial pivoting, and what is solved with it."""
 
-from torch_tiny.linalg.kernel import Array, Kernel, Matrix, Scalar, Value
+from torch_tiny.linalg.kernel import Array, Kernel, Matrix, Scalar
 from torch_tiny.linalg.triangular import substitute
+from torch_tiny.linalg.value import Value
 from torch_tiny.uops import dtypes
 
 
@@ -41,7 +42,7 @@ def solve(k: Kernel, n: int, columns: int) -> None:
 
 
 def lu_solve(k: Kernel, n: int, columns: int, adjoint: bool) -> None:
-    """0: X by columns, 1: L and U by columns, 2: pivots, 3: B by rows. Of A^T X = B if adjoint."""
+    """0: X by columns, 1: L and U by columns, 2: pivots, 3: B by rows. Of A^H X = B if adjoint."""
     factors = k.matrix_in(1, n, n, False)
     work = k.work_matrix(factors)
     k.copy(work, factors)
@@ -70,7 +71,7 @@ def _factor(k: Kernel, work: Matrix, pivots: Array, info: Scalar) -> None:
     """In place."""
     m, n = work.rows, work.columns
     with k.loop(0, min(m, n)) as j:
-        row, size = k.first_largest((j, m), lambda i: work[i, j].abs(), work.dtype)
+        row, size = k.first_largest((j, m), lambda i: work[i, j].size(), work.dtype)
         pivots[j] = row + 1
         pivot = work[row, j]
         usable = size.differs(0)  # rather than the pivot, which not all devices know to be NaN
@@ -88,8 +89,8 @@ def _solve(k: Kernel, work: Matrix, pivots: Array, x: Matrix, adjoint: bool) -> 
     """x becomes the solution."""
     n = work.rows
     if adjoint:
-        substitute(k, work.transposed(), x, upper=False, unit=False)
-        substitute(k, work.transposed(), x, upper=True, unit=True)
+        substitute(k, work.adjoint(), x, upper=False, unit=False)
+        substitute(k, work.adjoint(), x, upper=True, unit=True)
     with k.loop(0, n) as step:
         row = n - 1 - step if adjoint else step
         _swap(k, x, row, pivots[row] - 1)

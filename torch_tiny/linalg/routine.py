@@ -21,6 +21,8 @@ ROUTINES: dict[str, Callable[..., None]] = {
     "svd": jacobi.svd,
     "exponential": exponential.exponential,
 }
+COMPLEX = "complex_"
+"""Before the name of a routine: its matrices are complex."""
 
 
 def run(
@@ -36,19 +38,27 @@ def run(
 
 def emitted(routine: Routine, style: Style, scratch: int) -> list[UOp]:
     """The kernel in order. PARAM k is argument k. scratch: bytes of fast memory for a matrix."""
-    arguments = [Argument(dtype, size) for dtype, size in routine.sizes]
-    kernel = Kernel(arguments, routine.batch, style, scratch)
-    kernel.begin()
-    ROUTINES[routine.name](kernel, *routine.numbers)
-    return kernel.end()
+    arguments, is_complex = _arguments(routine)
+    return _written(Kernel(arguments, routine.batch, style, scratch, is_complex), routine)
 
 
 def emitted_for_groups(routine: Routine, scratch: int, threads: int) -> list[UOp]:
     """The same, with a group of threads for each matrix spelled out."""
+    arguments, is_complex = _arguments(routine)
+    kernel = GroupKernel(
+        arguments, routine.batch, Style.THREADS, scratch, is_complex, threads=threads
+    )
+    return _written(kernel, routine)
+
+
+def _arguments(routine: Routine) -> tuple[list[Argument], bool]:
     arguments = [Argument(dtype, size) for dtype, size in routine.sizes]
-    kernel = GroupKernel(arguments, routine.batch, Style.THREADS, scratch, threads=threads)
+    return arguments, routine.name.startswith(COMPLEX)
+
+
+def _written(kernel: Kernel, routine: Routine) -> list[UOp]:
     kernel.begin()
-    ROUTINES[routine.name](kernel, *routine.numbers)
+    ROUTINES[routine.name.removeprefix(COMPLEX)](kernel, *routine.numbers)
     return kernel.end()
 
 

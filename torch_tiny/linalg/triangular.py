@@ -21,9 +21,9 @@ def cholesky_solve(k: Kernel, n: int, columns: int, upper: bool) -> None:
     factor = k.work_matrix(source)
     k.copy(x, k.matrix_in(2, n, columns, True))
     k.copy(factor, source)
-    lower = factor.transposed() if upper else factor
+    lower = factor.adjoint() if upper else factor
     substitute(k, lower, x, upper=False, unit=False)
-    substitute(k, lower.transposed(), x, upper=True, unit=False)
+    substitute(k, lower.adjoint(), x, upper=True, unit=False)
     k.copy(right, x)
 
 

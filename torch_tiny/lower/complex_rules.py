@@ -17,7 +17,7 @@ from torch_tiny.lower.complex_value import (
     promoted,
 )
 from torch_tiny.lower.promote import Lifted, NoLowering, Number, Operand, as_uop, cast
-from torch_tiny.lower.tools import DTYPES, Results, Rule, broadcast, cut, pad, wrap_dims
+from torch_tiny.lower.tools import DTYPES, Results, Rule, broadcast, cut, full, pad, wrap_dims
 from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import int_shape
 
@@ -288,6 +288,9 @@ def _prod(
     z = as_complex(x, part)
     shape = int_shape(z.re)
     for dim in wrap_dims(dims, z.ndim):
+        if z.shape[dim] == 0:
+            one = tuple(1 if d == dim else size for d, size in enumerate(z.shape))
+            z = Complex(full(one, 1, part), full(one, 0, part))
         while (n := z.shape[dim]) > 1:
             around = [(0, n % 2) if d == dim else (0, 0) for d in range(z.ndim)]
             even = Complex(pad(z.re, around, 1.0), pad(z.im, around, 0.0))

@@ -12,6 +12,7 @@ from torch_tiny.lower import (
     antialias,
     attention,
     bags,
+    complex_linalg,
     complex_rules,
     creation,
     decompose,
@@ -53,7 +54,9 @@ RULES: dict[str, Rule] = {
     f"aten::{name}": rule for family in _FAMILIES for name, rule in family.TABLE.items()
 }
 COMPLEX_RULES: dict[str, ComplexRule] = {
-    f"aten::{name}": rule for family in (complex_rules, fft) for name, rule in family.TABLE.items()
+    f"aten::{name}": rule
+    for family in (complex_rules, complex_linalg, fft)
+    for name, rule in family.TABLE.items()
 }
 # These make complex tensors of real ones.
 _ALWAYS_COMPLEX = {f"aten::{name}" for name in (*fft.TABLE, "complex", "polar", "view_as_complex")}

@@ -104,28 +104,28 @@ def _lu_by_halves(a: UOp) -> tuple[UOp, UOp, UOp]:
 
 
 def _solve(a: UOp, b: UOp, left: bool, _check: bool = False) -> tuple[UOp, UOp, UOp, UOp]:
-    is_vector = _is_vector(a, b)
-    right = b.unsqueeze(-1) if is_vector else b
+    vector = is_vector(a, b)
+    right = b.unsqueeze(-1) if vector else b
     batch, n, _ = sizes_of(a)
     is_plain = left and common_batch(a, right) == batch and n <= BLOCK
     if not is_plain or 0 in (*a.shape, *right.shape):
         factors, pivots, info = lu_factor(a)
         x = lu_solve(factors, pivots, right, left, False)
-        return x.squeeze(-1) if is_vector else x, factors, pivots, info
+        return x.squeeze(-1) if vector else x, factors, pivots, info
     columns = int_shape(right)[-1]
     right = right.expand((*batch, n, columns))
     results = [(a.dtype, n * columns), (a.dtype, n * n), (dtypes.int32, n), INT]
     x, factors, pivots, info = run_on("solve", (n, columns), batch, results, [a, right])
     x = by_columns(x, batch, n, columns)
     return (
-        x.squeeze(-1) if is_vector else x,
+        x.squeeze(-1) if vector else x,
         by_columns(factors, batch, n, n),
         pivots.reshape((*batch, n)),
         info.reshape(batch),
     )
 
 
-def _is_vector(a: UOp, b: UOp) -> bool:
+def is_vector(a: UOp, b: UOp) -> bool:
     """As linalg.solve tells a batch of vectors from a matrix."""
     return b.ndim == 1 or (a.ndim - 1 == b.ndim and int_shape(a)[:-1] == int_shape(b))
 
@@ -246,10 +246,10 @@ def _slogdet(a: UOp) -> Results:
 
 def _lu(a: UOp, pivot: bool) -> Results:
     factors, pivots, _ = lu_factor(a, pivot)
-    return _unpacked(factors, pivots)
+    return unpacked(factors, pivots)
 
 
-def _unpacked(factors: UOp, pivots: UOp, data: bool = True, order: bool = True) -> Results:
+def unpacked(factors: UOp, pivots: UOp, data: bool = True, order: bool = True) -> Results:
     batch, m, n = sizes_of(factors)
     count = min(m, n)
     empty = full((0,), 0, factors.dtype)
@@ -373,13 +373,13 @@ def _lstsq(a: UOp, b: UOp, rcond: float | None, driver: str | None) -> Results:
     if driver not in (None, "gelsy") or isinstance(rcond, Lifted):
         raise NoLowering("other drivers tell more")
     batch, m, n = sizes_of(a)
-    is_vector = _is_vector(a, b)
-    right = b.unsqueeze(-1) if is_vector else b
+    vector = is_vector(a, b)
+    right = b.unsqueeze(-1) if vector else b
     if common_batch(a, right) != batch:
         raise NoLowering("batches that differ")
     nothing = full((0,), 0, a.dtype)
     if 0 in (*a.shape, *right.shape):
-        shape = (*batch, n) if is_vector else (*batch, n, int_shape(right)[-1])
+        shape = (*batch, n) if vector else (*batch, n, int_shape(right)[-1])
         return full(shape, 0, a.dtype), nothing, full(batch, 0, dtypes.int64), nothing
     u, s, vh = svd(a, False, True)
     assert u is not None and s is not None and vh is not None
@@ -389,7 +389,7 @@ def _lstsq(a: UOp, b: UOp, rcond: float | None, driver: str | None) -> Results:
     inverse = counts.where(1 / counts.where(s, full((), 1, a.dtype)), full((), 0, a.dtype))
     x = matmul(vh.transpose(-1, -2), matmul(u.transpose(-1, -2), right) * inverse.unsqueeze(-1))
     rank = total(counts.cast(dtypes.int64), (counts.ndim - 1,))
-    return x.squeeze(-1) if is_vector else x, nothing, rank, nothing
+    return x.squeeze(-1) if vector else x, nothing, rank, nothing
 
 
 def _exponential(a: UOp) -> UOp:
@@ -406,7 +406,7 @@ TABLE: dict[str, Rule] = {
     "cholesky": lambda a, upper: cholesky(a, upper)[0],
     "linalg_lu_factor_ex": _lu_factor,
     "linalg_lu": _lu,
-    "lu_unpack": _unpacked,
+    "lu_unpack": unpacked,
     "linalg_lu_solve": lu_solve,
     "linalg_solve_triangular": lambda a, b, upper, left, unit: solve_triangular(
         a, b, upper, left, unit
