@@ -210,13 +210,14 @@ def test_a_kernel_that_does_not_build(portable: str) -> None:
 from torch_tiny.portable.engine import engine, FallbackWarning
 x = torch.ones(4, device="tiny")
 (x + 1).tolist()
-finish = engine._devices[0].kind.finish
-engine._devices[0].kind.finish = lambda text: finish(text) + " nonsense("
+opened = engine._devices[0].opened
+build = opened.build
+opened.build = lambda texts: build([(name, f"{text} nonsense(", n) for name, text, n in texts])
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     print((x * 5 - 2).tolist())
 print({w.category for w in caught} == {FallbackWarning})
-del engine._devices[0].kind.finish
+del opened.build
 torch.tiny.reset_metrics()
 print((x / 4).tolist(), torch.tiny.metrics()["fallbacks"])
 """
@@ -224,6 +225,30 @@ print((x / 4).tolist(), torch.tiny.metrics()["fallbacks"])
         "[3.0, 3.0, 3.0, 3.0]",
         "True",
         "[0.25, 0.25, 0.25, 0.25] []",
+    ]
+
+
+def test_a_launch_that_fails(portable: str) -> None:
+    """It raises, and what was asked for has happened: on the host."""
+    code = """
+from torch_tiny.portable.engine import engine
+x = torch.ones(4, device="tiny") + 1
+x.tolist()
+def lost(launches):
+    raise RuntimeError("the device is lost")
+engine._devices[0].opened.run = lost
+y = x * 2
+x.add_(1)
+try:
+    torch.tiny.synchronize()
+except RuntimeError as error:
+    print("the device is lost" in str(error))
+del engine._devices[0].opened.run
+print(x.tolist(), y.tolist(), (x + y).tolist())
+"""
+    assert on_portable(portable, code) == [
+        "True",
+        "[3.0, 3.0, 3.0, 3.0] [4.0, 4.0, 4.0, 4.0] [7.0, 7.0, 7.0, 7.0]",
     ]
 
 

@@ -21,7 +21,8 @@ def from_tinygrad(tensor: "TinygradTensor") -> torch.Tensor:
     A tensor that is still to be computed is computed first. Reshapes, permutations, slices and
     broadcasts become strides; what is none of these, such as a flip, has to be made `contiguous()`
     by the caller. What one side writes the other sees once it has run: after `realize()` there,
-    and after `torch.tiny.synchronize()` here.
+    and after `torch.tiny.synchronize()` here. The same goes for reads: what was recorded here reads
+    the memory when it runs, so synchronize before tinygrad writes what is still to be read.
     """
     from torch_tiny.lower.tools import DTYPES
     from torch_tiny.uops.tensors import owner_of, realized_base

@@ -55,11 +55,12 @@ class Region:
         shared = {i: home[i] for i in self._written if home[i] and self._memory.is_shared(home[i])}
         for dtype, given in self._numbers.items():
             home[self._places.numbers(dtype)] = self._pack(dtype, given, numbers)
-        made = [self._memory.allocate(nbytes) for nbytes in self._temporaries]
-        for k, temporary in enumerate(made):
-            home[-1 - k] = temporary
+        made: list[int] = []
         new: dict[int, int] = {}
         try:
+            for nbytes in self._temporaries:
+                made.append(self._memory.allocate(nbytes))
+                home[-len(made)] = made[-1]
             if self._guard and not self._holds(home):
                 return None
             for i in self._written:
