@@ -176,6 +176,18 @@ print((torch.ones(2, device="tiny") * 3).tolist())
     assert run(kind, code) == ["[3.0, 3.0]"]
 
 
+def test_indices_from_data_become_addresses(kind: str) -> None:
+    """Also where they are computed in the kernel, and a product of them is a shift."""
+    code = """
+g = torch.Generator().manual_seed(0)
+x, i = torch.randn(64, 256, generator=g), torch.randint(-100, 100, (64, 256), generator=g)
+y, j = x.to("tiny"), i.to("tiny")
+assert torch.equal(y[j.abs() % 64, j.abs() % 256].cpu(), x[i.abs() % 64, i.abs() % 256])
+assert torch.equal(y.flatten()[j.int().abs() * 64 % 4096].cpu(), x.flatten()[i.abs() * 64 % 4096])
+"""
+    assert run(kind, code, TORCH_TINY_FALLBACK="error") == []
+
+
 def test_training_needs_no_host(kind: str) -> None:
     code = """
 def train(device):

@@ -36,7 +36,11 @@ def wrapped(sink: UOp, spelling: Spelling) -> UOp:
         text = None
         if u.op in _OPERATORS and (u.dtype in _SMALL or (u.dtype in _SIGNED and u in from_memory)):
             text = _spelled(u, spelling)
-        new[u] = u.replace(src=src) if text is None else UOp(Ops.CUSTOM, u.dtype, src, text)
+        if text is None:
+            new[u] = u.replace(src=src)
+        else:
+            typed = (s.cast(u.dtype) if s.dtype in dtypes.weaks else s for s in src)
+            new[u] = UOp(Ops.CUSTOM, u.dtype, tuple(typed), text)
     return new[sink]
 
 

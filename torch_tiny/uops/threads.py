@@ -47,15 +47,18 @@ def _share_reduction(loops: Any) -> bool:
 
 
 def _unroll(loops: Any) -> None:
-    """Tiles of a matrix product: what does not depend on a loop is loaded once for its tile."""
+    """Tiles, which load once what does not depend on a loop; else vectors of the last loop."""
     text = sum(u.op in GroupOp.ALU for u in loops.ast.toposort())
+    axes = list(reversed(loops.axes_of(AxisType.GLOBAL)))
     if loops.reduceop is None:
-        return
-    for axis in reversed(loops.axes_of(AxisType.GLOBAL)):
+        axes = axes[:1]
+    for axis in axes:
         loop = loops.rngs[axis]
-        reused = any(loop not in load.src[1].toposort() for load in loops.bufs)
+        pays = loops.reduceop is None or any(
+            loop not in load.src[1].toposort() for load in loops.bufs
+        )
         fits = loops.full_shape[axis] % _TILE == 0
-        if reused and fits and text * loops.upcast_size() * _TILE <= _MOST_TEXT:
+        if pays and fits and text * loops.upcast_size() * _TILE <= _MOST_TEXT:
             loops.apply_opt(Opt(OptOps.UPCAST, axis, _TILE))
 
 
