@@ -234,6 +234,20 @@ def test_large() -> None:
     check(program, general(512, 512))
 
 
+@pytest.mark.parametrize("shape", [(140, 130), (2, 40, 300)], ids=str)
+def test_many_rotations_stay_orthogonal(shape: tuple[int, ...]) -> None:
+    """Of the triangle of a tall matrix, and of a transposed wide one."""
+
+    def program(x: Tensor) -> list[Tensor]:
+        u, s, vh = linalg.svd(x)
+        r = u.shape[-1] - vh.shape[-1]
+        small = u[..., : vh.shape[-1]] if r > 0 else u
+        built = (small * s[..., None, :]) @ vh[..., : s.shape[-1], :]
+        return [s, built, u.mT @ u, vh @ vh.mT, linalg.svdvals(x)]
+
+    check(program, general(*shape), slack=3)
+
+
 @pytest.mark.parametrize("shape", [(0, 0), (2, 0, 0), (0, 3, 3)], ids=str)
 def test_nothing(shape: tuple[int, ...]) -> None:
     check(triangular_family, torch.zeros(shape, dtype=torch.float64))

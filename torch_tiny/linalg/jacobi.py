@@ -101,7 +101,7 @@ class _Rounds:
     def __init__(self, k: Kernel, n: int, dtype: DType) -> None:
         self.k, self.n, self.dtype = k, n, dtype
         self.pairs = (n + 1) // 2
-        self.cosines, self.sines, self.met = (
+        self.halves, self.sines, self.met = (
             k.small_array(dtype, max(self.pairs, 1)) for _ in range(3)
         )
         self.phases = [k.small_array(dtype, max(self.pairs, 1)) for _ in range(2 * k.is_complex)]
@@ -124,7 +124,7 @@ class _Rounds:
                 with k.each(0, self.pairs) as number, self._both(meeting, number) as (p, q):
                     found = rotation(p, q)
                     self.met[number] = self.met[number].max(found.common)
-                    self.cosines[number] = found.cosine
+                    self.halves[number] = found.half
                     self.sines[number] = found.sine
                     for part, value in zip(self.phases, found.phase, strict=True):
                         part[number] = value
@@ -136,12 +136,12 @@ class _Rounds:
             self.k.grid((0, matrix.rows), (0, self.pairs)) as (i, number),
             self._both(meeting, number) as (p, q),
         ):
-            cosine, sine = self.cosines[number], self.sines[number]
+            half, sine = self.halves[number], self.sines[number]
             first, second = matrix[i, p], matrix[i, q]
             if self.phases:
                 second = second * pair(*(part[number] for part in self.phases)).conj()
-            matrix[i, p] = cosine * first - sine * second
-            matrix[i, q] = sine * first + cosine * second
+            matrix[i, p] = first - sine * (second + half * first)
+            matrix[i, q] = second + sine * (first - half * second)
 
     def in_order(self, key: Callable[[Value], Value]) -> Array:
         """Where each belongs, ascending."""
@@ -188,7 +188,8 @@ class _Rotation:
 
     common: Value
     """The size of what they still had in common."""
-    cosine: Value
+    half: Value
+    """The tangent of half the angle. Rounding a cosine would stretch columns bit by bit."""
     sine: Value
     phase: tuple[Value, ...]
 
@@ -208,7 +209,8 @@ def _rotation(
     root = (theta * theta + 1).sqrt()
     tangent = acts.where((theta < 0).where(-1 / (root - theta), 1 / (root + theta)), 0)
     cosine = 1 / (tangent * tangent + 1).sqrt()
-    return _Rotation(common, cosine, tangent * cosine, phase)
+    sine = tangent * cosine
+    return _Rotation(common, sine / (cosine + 1), sine, phase)
 
 
 def _largest(k: Kernel, matrix: Matrix) -> Value:

@@ -8,6 +8,7 @@ from torch_tiny.lower.matmul import matmul
 from torch_tiny.lower.matrices import (
     BLOCK,
     INT,
+    PANEL,
     by_columns,
     common_batch,
     diagonal_of,
@@ -286,6 +287,8 @@ def geqrf(a: UOp) -> tuple[UOp, UOp]:
     count = min(m, n)
     if 0 in a.shape:
         return a, full((*batch, count), 0, a.dtype)
+    if count > PANEL:
+        return _geqrf_by_halves(a)
     packed, factors = run_on("geqrf", (m, n), batch, [(a.dtype, m * n), (a.dtype, count)], [a])
     return by_columns(packed, batch, m, n), factors.reshape((*batch, count))
 
@@ -296,11 +299,53 @@ def reflected(packed: UOp, factors: UOp, x: UOp | None, columns: int, forward: b
     count = int_shape(factors)[-1]
     if 0 in (*batch, m, columns, count):
         return identity(batch, m, columns, packed.dtype) if x is None else x
+    if max(count, m, columns) > PANEL:
+        start = identity(batch, m, columns, packed.dtype) if x is None else x
+        return _reflected_in_blocks(packed, factors, start, forward)
     used = cut(packed, packed.ndim - 1, 0, count).transpose(-1, -2)
     given = [used, factors] if x is None else [used, factors, x]
     numbers = (m, count, columns, forward, x is not None)
     (result,) = run_on("reflect", numbers, batch, [(packed.dtype, m * columns)], given)
     return by_columns(result, batch, m, columns)
+
+
+def _geqrf_by_halves(a: UOp) -> tuple[UOp, UOp]:
+    """The left half, what its reflections make of the right one, and the rest of that."""
+    _, m, n = sizes_of(a)
+    half = half_of(min(m, n))
+    left, first = geqrf(part_of(a, (0, m), (0, half)))
+    right = _reflected_in_blocks(left, first, part_of(a, (0, m), (half, n)), True)
+    rest, second = geqrf(part_of(right, (half, m), (0, n - half)))
+    below = side_by_side([part_of(right, (0, half), (0, n - half)), rest], -2)
+    return side_by_side([left, below], -1), side_by_side([first, second], -1)
+
+
+def _reflected_in_blocks(packed: UOp, factors: UOp, x: UOp, forward: bool) -> UOp:
+    """Products do the work: a block of reflections is I - V S^-1 V^T, with a triangular S."""
+    count = int_shape(factors)[-1]
+    starts = range(0, count, BLOCK)
+    for start in starts if forward else reversed(starts):
+        end = min(start + BLOCK, count)
+        v, s = _block_of(packed, factors, start, end)
+        inside = matmul(v.transpose(-1, -2), x)
+        turned = s.transpose(-1, -2) if forward else s
+        x = x - matmul(v, solve_triangular(turned, inside, not forward, True, False))
+    return x
+
+
+def _block_of(packed: UOp, factors: UOp, start: int, end: int) -> tuple[UOp, UOp]:
+    """V and S: above its diagonal V^T V, on it the inverse factors; Puglisi's compact WY."""
+    m, one = int_shape(packed)[-2], full((), 1, packed.dtype)
+    tau = cut(factors, factors.ndim - 1, start, end).unsqueeze(-2)
+    acts = tau.ne(0)  # what does not is left out
+    rows, columns = arange(m).reshape((m, 1)), arange(end - start) + start
+    zero = full((), 0, packed.dtype)
+    below = (columns < rows).where(part_of(packed, (0, m), (start, end)), zero)
+    v = acts.where(columns.eq(rows).where(one, below), zero).contiguous()
+    places = arange(end - start)
+    is_diagonal = places.eq(places.reshape((-1, 1)))
+    inverse = 1 / acts.where(tau, one)
+    return v, is_diagonal.where(inverse, matmul(v.transpose(-1, -2), v))
 
 
 def qr(a: UOp, mode: str) -> tuple[UOp, UOp]:
@@ -352,6 +397,8 @@ def svd(a: UOp, full_matrices: bool, vectors: bool, _driver: str | None = None) 
             (u, values, identity(batch, n, n, a.dtype)) if vectors else (nothing, values, nothing)
         )
     require(is_finite(a))
+    if m > max(BLOCK, n):
+        return _svd_of_triangle(a, columns, vectors)
     tall, square = (a.dtype, m * n), (a.dtype, n * n)
     results = [(a.dtype, n), tall, *([tall, square, square] if vectors else [])]
     values, _, *rest = run_on("svd", (m, n, vectors), batch, results, [a])
@@ -366,6 +413,23 @@ def svd(a: UOp, full_matrices: bool, vectors: bool, _driver: str | None = None) 
     if columns > n:
         signs = pad(signs, [*((0, 0) for _ in batch), (0, 0), (0, columns - n)], 1)
     return q * signs, values, by_columns(rest[1], batch, n, n).transpose(-1, -2)
+
+
+def _svd_of_triangle(a: UOp, columns: int, vectors: bool) -> Results:
+    """Rotations are of R alone."""
+    batch, m, n = sizes_of(a)
+    packed, factors = geqrf(a)
+    zero = full((), 0, a.dtype)
+    top = part_of(packed, (0, n), (0, n))
+    u, values, vh = svd((arange(n) < arange(n).reshape((n, 1))).where(zero, top), False, vectors)
+    if not vectors:
+        return u, values, vh
+    assert u is not None
+    whole = pad(u, [*((0, 0) for _ in batch), (0, m - n), (0, columns - n)], 0)
+    if columns > n:
+        rest = arange(columns).eq(arange(m).reshape((m, 1))) & (arange(columns) < n).logical_not()
+        whole = rest.where(full((), 1, a.dtype), whole)
+    return reflected(packed, factors, whole, columns, False), values, vh
 
 
 def _lstsq(a: UOp, b: UOp, rcond: float | None, driver: str | None) -> Results:

@@ -18,6 +18,8 @@ INT = (dtypes.int32, 1)
 
 # Larger matrices are halved until they are no larger: a kernel for each piece, the rest products.
 BLOCK = 128
+# Reflections of more columns, or rows, are put together into products.
+PANEL = 256
 
 
 def half_of(n: int) -> int:

@@ -26,7 +26,8 @@ from torch_tiny.uops.device import Source, narrowed, render, render_linear
 _MOST_PIECES = 256
 _LEAST_LENGTH = 1024  # of a piece of a reduction
 _MOST_GROUPS = 65535  # of threads, in one dimension of WebGPU
-_THREADS = 32  # share a matrix
+_FEW_THREADS, _MANY_THREADS = 32, 128  # share a matrix
+_SMALL = 64 * 64  # elements
 
 
 @dataclass(frozen=True)
@@ -170,9 +171,11 @@ def _routine(kind: Kind, opened: Opened, step: RoutineStep) -> _Piece:
         dtype.itemsize not in (4, 8) for dtype, _ in routine.sizes
     ):
         raise NoLowering("a factorization of too many matrices, or of small types")
-    uops = emitted_for_groups(routine, kind.group_bytes, _THREADS)
+    is_small = max(size for _, size in routine.sizes) <= _SMALL
+    threads = _FEW_THREADS if is_small else _MANY_THREADS
+    uops = emitted_for_groups(routine, kind.group_bytes, threads)
     source = render_linear(uops, opened.renderer, "k", kind.uniform_load)
-    source = replace(source, launch=(routine.batch, 1, 1), group=(_THREADS, 1, 1))
+    source = replace(source, launch=(routine.batch, 1, 1), group=(threads, 1, 1))
     source = replace(source, text=kind.finish(source.text))
     sizes = [routine.batch * size * dtype.itemsize for dtype, size in routine.sizes]
     return _Piece(source, tuple((step.slots[k], sizes[k]) for k in source.slots))
