@@ -130,3 +130,56 @@ def test_memory_that_the_host_resized_goes_back_to_the_device() -> None:
         torch.cat([t8.clone(), t8.clone()], out=t8)
         t12 = t0.take(torch.tensor([0], device=device))
     """)
+
+
+# t4: 20 elements, not 40: a sum over a repetition that was unrolled took it once
+def test_repetitions_are_summed_as_often_as_they_are() -> None:
+    check("""
+        t0 = torch.full((2, 2, 5), 1, dtype=torch.int64, device=device)
+        t1 = torch.zeros(40, dtype=torch.int64, device=device)
+        r = t1.sum().item()
+        t2 = t1.as_strided((1, 1, 2, 2, 2, 5), (40, 20, 5, 20, 10, 1))
+        t2.copy_(t0.as_strided((1, 1, 2, 2, 2, 5), (0, 0, 0, 10, 5, 1)))
+        t4 = torch.count_nonzero(t1.view(2, 2, 10))
+    """)
+
+
+# t2: 0, not NaN: WebGPU's compiler knew that the divisor is 0
+def test_division_by_a_zero_that_the_compiler_sees() -> None:
+    check("""
+        t0 = torch.zeros(3, device=device)
+        t1 = torch.ones(3, device=device)
+        t2 = t0 / t0
+        t3 = t1 / t0
+        t4 = torch.zeros(0, device=device).mean()
+    """)
+
+
+# t2: not rounded to 8 bits, as it stays inside a kernel
+def test_half_types_are_rounded_inside_kernels() -> None:
+    check("""
+        t0 = seeded(3, (40,), torch.float32).to(device)
+        r = t0.sum().item()
+        t1 = (t0 / 3).bfloat16().float() * 3
+        t2 = (t0 / 3).half().float() * 3
+        t3 = (t0 * 1e-6).half().float() * 3e6
+    """)
+
+
+# t0: 3, not 9: the last element of those that share memory won
+def test_writes_to_memory_that_elements_share() -> None:
+    check("""
+        t0 = torch.tensor([3.0, 3.0], device=device)
+        t1 = t0.as_strided((3, 1, 1), (0, 2, 0), 1)
+        t1.index_put_((torch.tensor([1, 1], device=device),), t1[0].clone(), accumulate=True)
+    """)
+
+
+# t2: inf+0j, not inf+nanj: the CPU multiplies by an alpha of 1, too
+def test_infinity_added_to_a_complex_number() -> None:
+    check("""
+        t0 = seeded(51, (5, 3), torch.complex64).to(device)
+        t1 = torch.full((), float("inf"), device=device)
+        t2 = t0 + t1
+        t3 = t1 - t0
+    """)

@@ -19,7 +19,7 @@ from torch_tiny.lower.layout import first_argument
 from torch_tiny.lower.tools import DTYPES
 from torch_tiny.trace import Call, Tensor, Trace, Value
 from torch_tiny.uops import DType, Ops, UOp, buffer_param, dtypes, simplified
-from torch_tiny.views import read, write
+from torch_tiny.views import ViewSpec, read, write
 
 MOST_CALLS = 100  # in a region: compile time grows faster than its calls
 
@@ -202,6 +202,8 @@ class _Evaluation:
         first = call.args[0] if call.args else None
         with first_argument(first.spec if isinstance(first, Tensor) else None):
             results = lower(call.op, [self._argument(call, arg) for arg in call.args], {})
+        if any(isinstance(one, Tensor) and _repeats(one.spec) for one in call.written):
+            raise NoLowering("a write to memory that elements share", call.op)
         targets = [*call.results, *call.written]
         if len(results) != len(targets):
             raise NoLowering(f"{len(results)} results for {len(targets)} tensors", call.op)
@@ -286,6 +288,11 @@ class _Evaluation:
             self._numbers[key] = len(self._buffers)
             self._buffers.append(Buffer(dtype, size, slot))
         return self._numbers[key]
+
+
+def _repeats(spec: ViewSpec) -> bool:
+    """Whether elements are the same memory; PyTorch's kernels write them one after the other."""
+    return any(n > 1 and stride == 0 for n, stride in zip(spec.shape, spec.strides, strict=True))
 
 
 def _is_true(condition: UOp) -> bool:

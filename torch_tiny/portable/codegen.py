@@ -185,7 +185,7 @@ def _rendered(kind: Kind, opened: Opened, plain: UOp) -> Source:
     """Kernels that differ in their buffers only, as in an optimizer's step, are rendered once."""
     found = _sources.get((kind.name, plain))
     if found is None:
-        source = render(plain, opened.renderer, "k", kind.template, kind.integer)
+        source = render(plain, opened.renderer, "k", kind.template, kind.integer, kind.rounded)
         found = replace(source, text=kind.finish(source.text))
         if len(_sources) >= _MOST_RENDERED:
             _sources.clear()

@@ -128,6 +128,10 @@ class Kind:
             return f"(({own})({left}{operator}{{1}}))"
         return f"(({own})(({unsigned}){{0}}{operator}({unsigned}){{1}}))"
 
+    def rounded(self, dtype: DType) -> str | None:  # noqa: ARG002
+        """The operator that rounds a float32 to a half type; None where converting does that."""
+        return None
+
     def finish(self, text: str) -> str:
         """A kernel with what its functions need."""
         return text

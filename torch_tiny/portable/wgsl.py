@@ -15,7 +15,7 @@ OPERATORS = {
     "add": "(tt_hide({0})+{1})",
     "sub": "(tt_hide({0})-{1})",
     "mul": "(tt_hide({0})*tt_hide({1}))",
-    "div": "(tt_hide({0})/{1})",
+    "div": "(tt_hide({0})/tt_hide({1}))",
     "neg": "tt_neg({0})",
     "differ": "!({0} == {1})",  # != is false for NaN
     "reciprocal": "(1.0/tt_hide({0}))",
@@ -27,6 +27,9 @@ OPERATORS = {
     "rint": "round({0})",
     "nearbyint": "round({0})",
 }
+
+# Compilers drop a conversion there and back.
+ROUNDED = {dtypes.float16: "round_half", dtypes.bfloat16: "round_bfloat"}
 
 # Types that are computed in 32 bits, and what brings a result back into their range.
 _SMALL = {

@@ -4,6 +4,20 @@ FLOATS = """
 fn tt_hide(x: f32) -> f32 {
   return bitcast<f32>(bitcast<u32>(x) ^ (bitcast<u32>(INFINITY) ^ 0x7f800000u));
 }
+fn tt_round_bfloat(x: f32) -> f32 {
+  let bits = bitcast<u32>(x);
+  let r = (bits + 0x7fffu + ((bits >> 16u) & 1u)) & 0xffff0000u;
+  return bitcast<f32>(select(r, bits, (bits & 0x7fffffffu) > 0x7f800000u));
+}
+fn tt_round_half(x: f32) -> f32 {
+  let size = bitcast<u32>(x) & 0x7fffffffu;
+  let normal = (size + 0xfffu + ((size >> 13u) & 1u)) & 0xffffe000u;
+  let small = bitcast<u32>(tt_hide(tt_hide(bitcast<f32>(size)) + 0.5) - 0.5);
+  var r = select(normal, small, size < 0x38800000u);
+  r = select(r, 0x7f800000u, size >= 0x477ff000u);
+  r = select(r, size, size > 0x7f800000u);
+  return bitcast<f32>(r | (bitcast<u32>(x) & 0x80000000u));
+}
 fn tt_neg(x: f32) -> f32 { return bitcast<f32>(bitcast<u32>(x) ^ 0x80000000u); }
 fn tt_isnan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn tt_isinf(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) == 0x7f800000u; }

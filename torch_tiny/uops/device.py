@@ -63,6 +63,7 @@ from torch_tiny.uops import (
     UOp,
     UPat,
     buffer_param,
+    call,
     called_name,
     dtypes,
     graph_rewrite,
@@ -105,12 +106,14 @@ def render(
     name: str,
     template: Callable[[str, DType], str],
     integer: Spelling,
+    rounded: Callable[[DType], str | None],
 ) -> Source:
     """From loops around a store to source text, as tinygrad does it but for the arithmetic.
 
-    template: the text of a sealed operator, such as "({0}+{1})"; integer: of others.
+    template: the text of a sealed operator, such as "({0}+{1})"; integer: of others; rounded: the
+    operator that rounds a float32 as a conversion to a smaller type should.
     """
-    opening = _Opening(template, integer)
+    opening = _Opening(template, integer, rounded)
     sink = _lowered(sink.replace(arg=KernelInfo(name=name)), renderer, opening)
     info = ProgramInfo.from_sink(sink, renderer.target)
     uops = line_rewrite(linearize(sink), pm_linearize_cleanups)
@@ -171,6 +174,7 @@ def narrowed(values: Sequence[UOp]) -> list[UOp]:
 class _Opening:
     template: Callable[[str, DType], str]
     integer: Spelling
+    rounded: Callable[[DType], str | None]
     calls: set[str] = field(default_factory=set)
 
 
@@ -194,6 +198,19 @@ _opened = PatternMatcher(
 )
 
 
+def _round(ctx: _Opening, u: UOp, x: UOp) -> UOp | None:
+    name = ctx.rounded(u.dtype)
+    if name is None or called_name(x) == name:
+        return None
+    return call(name, x.cast(dtypes.float32)).cast(u.dtype)
+
+
+# Where a type has no instructions, or a compiler takes floats for real numbers.
+_rounding = PatternMatcher(
+    [(UPat(Ops.CAST, (dtypes.float16, dtypes.bfloat16), (UPat.var("x"),), name="u"), _round)]
+)
+
+
 def _narrow(u: UOp, src: tuple[UOp, ...]) -> UOp:
     if u.op is Ops.CONST:
         return cast(UOp, UOp.const(u.arg, dtypes.float32))
@@ -206,10 +223,12 @@ def _narrow(u: UOp, src: tuple[UOp, ...]) -> UOp:
 
 def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     """tinygrad's full_rewrite_to_sink, in which sealed operators stay sealed until the end."""
+    sink = graph_rewrite(sink, _rounding, ctx=opening)
     sink = graph_rewrite(sink, pm_mops, bottom_up=True)
     sink = graph_rewrite(sink, pm_load_collapse)
     sink = graph_rewrite(sink, pm_split_ranges + pm_flatten_range, ctx={})
-    sink = graph_rewrite(sink, sym + pm_flatten_range)
+    # Before loops are unrolled: a sum over a loop that its terms do not depend on is a product.
+    sink = graph_rewrite(sink, sym + pm_flatten_range + pm_reduce_unparented)
     sink = graph_rewrite(sink, pm_flatten_range + pm_simplify_ranges, ctx={})
     sink = arranged(sink, renderer, sink.arg.name)
     sink = graph_rewrite(

@@ -10,6 +10,16 @@ from torch_tiny.portable.kind import C_FUNCTIONS, C_INTEGERS, Kind, Launch, Open
 from torch_tiny.uops import DType, dtypes
 
 _HEAD = "#pragma OPENCL FP_CONTRACT OFF\n"  # a*b+c is rounded twice, as on the CPU
+# OpenCL C has no type for halves by itself, but reads and writes them. Kernels are built together.
+_ROUND_HALF = """#ifndef TT_ROUND_HALF
+#define TT_ROUND_HALF
+float tt_round_half(float x) {
+  ushort bits;
+  vstore_half_rte(x, 0, (half*)&bits);
+  return vload_half(0, (half*)&bits);
+}
+#endif
+"""
 _TOGETHER = 64  # kernels in a program: PoCL takes as long for one
 
 
@@ -36,7 +46,7 @@ class _Opened(Opened):
 class OpenCl(Kind):
     name = "cl"
     device = "CL"
-    functions = C_FUNCTIONS
+    functions = C_FUNCTIONS | {"round_half": "tt_round_half({0})"}
     integers = C_INTEGERS
 
     def why_not(self) -> str | None:
@@ -65,10 +75,14 @@ class OpenCl(Kind):
             return f"({{0}} != {{0}} ? {nan} : {{0}})"
         return super().template(name, dtype)
 
+    def rounded(self, dtype: DType) -> str | None:
+        return "round_half" if dtype == dtypes.float16 else None
+
     def finish(self, text: str) -> str:
         # Threads of a group meet over arguments too.
         both = "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)"
-        return _HEAD + text.replace("barrier(CLK_LOCAL_MEM_FENCE)", both)
+        needed = _ROUND_HALF if "tt_round_half(" in text else ""
+        return _HEAD + needed + text.replace("barrier(CLK_LOCAL_MEM_FENCE)", both)
 
 
 def _cpuinfo() -> str:

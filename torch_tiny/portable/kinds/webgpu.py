@@ -84,6 +84,9 @@ class WebGpu(Kind):
     def integer(self, operator: str, dtype: DType) -> str | None:
         return wgsl.integer(operator, dtype)
 
+    def rounded(self, dtype: DType) -> str | None:
+        return wgsl.ROUNDED.get(dtype)
+
     def finish(self, text: str) -> str:
         head, uniform, rest = text.partition("var<uniform> INFINITY : f32;\n")
         rest = rest.replace("workgroupBarrier();", "workgroupBarrier(); storageBarrier();")
