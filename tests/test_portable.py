@@ -91,6 +91,18 @@ for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
     assert run(kind, code, TORCH_TINY_FALLBACK="error") == []
 
 
+def test_halves_are_rounded_inside_a_kernel(kind: str) -> None:
+    code = """
+x = torch.randn(999, generator=torch.Generator().manual_seed(0)) * 9
+x[:8] = torch.tensor([1e-5, 3e-8, 65519.0, 65520.0, -1e-6, float("inf"), -0.0, 2049.0])
+for dtype in (torch.float16, torch.bfloat16):
+    for f in (lambda x: x.to(dtype).float(), lambda x: (x.to(dtype) * 3.3 + x.to(dtype)).float(),
+              lambda x: x.to(dtype).sub(x).abs().sum() > 0):
+        assert torch.equal(f(x.to("tiny")).cpu(), f(x)), (dtype, f(x))
+"""
+    assert run(kind, code, TORCH_TINY_FALLBACK="error") == []
+
+
 def test_numbers_of_64_bits_are_converted_exactly(kind: str) -> None:
     code = """
 g = torch.Generator().manual_seed(0)

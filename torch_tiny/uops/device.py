@@ -27,7 +27,6 @@ from tinygrad.codegen.gpudims import pm_add_gpudims
 from tinygrad.codegen.late.coalesce import (
     indexing_simplify,
     memory_coalescing,
-    pm_simplify_add_image,
 )
 from tinygrad.codegen.late.linearizer import (
     CFGContext,
@@ -242,8 +241,7 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     sink = graph_rewrite(sink, symbolic_simple + devectorizer2 + indexing_simplify, ctx=renderer)
     sink = graph_rewrite(sink, sym)
     sink = memory_coalescing(sink, renderer)
-    passes = symbolic_simple + ew_devectorizer + pm_simplify_add_image
-    sink = graph_rewrite(sink, passes, ctx=({}, renderer), bottom_up=True)
+    sink = graph_rewrite(sink, symbolic_simple + ew_devectorizer, bottom_up=True)
     sink = graph_rewrite(sink, sym + indexing_simplify)
     sink = graph_rewrite(sink, symbolic_simple + pm_lower_index_dtype + indexing_simplify, ctx={})
     sink = graph_rewrite(sink, symbolic)
