@@ -183,3 +183,20 @@ def test_infinity_added_to_a_complex_number() -> None:
         t2 = t0 + t1
         t3 = t1 - t0
     """)
+
+
+# t0: garbage, or an error: the plan of a small storage was taken for a larger one seen the same way
+def test_plans_are_about_whole_storages() -> None:
+    check("""
+        t0 = torch.zeros(1, device=device)
+        t1 = t0.as_strided((), (), 0)
+        t1.fill_(1)
+        t0.tolist()
+        t0 = torch.zeros(6, device=device)
+        t1 = t0.as_strided((), (), 0)
+        t1.fill_(1)
+        t0.tolist()
+        t0 = torch.zeros(3, device=device)
+        t1 = t0.as_strided((), (), 0)
+        t1.fill_(1)
+    """)

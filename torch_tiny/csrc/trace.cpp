@@ -33,6 +33,8 @@ void write_words(const Trace& trace, std::vector<uint64_t>& words) {
   }
   for (size_t slot = 0; slot < trace.slots.size(); ++slot) {
     words.push_back(is_temporary(trace, slot));
+    // Compiled code is about all of a storage, however little of it a call sees.
+    words.push_back(trace.slots[slot] ? trace.slots[slot]->nbytes() : 0);
   }
 }
 
