@@ -47,7 +47,7 @@ class LockStep:
         self.versions: dict[str, int] = {}  # where the oracle's version counter is ahead
 
     def do(self, line: str) -> None:
-        if self.pending and ";" in line:  # of several steps, the first must not run twice
+        if self.pending and _has_steps(line):  # the first must not run twice
             self.do("synchronize()")
         code = compile(line, "<program>", "exec")
         self.saw_gradients |= "grad(" in line or "backward" in line
@@ -118,6 +118,11 @@ class LockStep:
             self.versions.setdefault(name, c._version - d._version)
         if c._version - d._version != self.versions.get(name, 0):
             raise AssertionError(f"{name}: version {c._version} on the oracle, not {d._version}")
+
+
+def _has_steps(line: str) -> bool:
+    """Whether a late error could interrupt it half way: statements, or an assignment to two."""
+    return ";" in line or "], t" in line.partition(" = ")[0]
 
 
 def variables(device: str) -> dict[str, Any]:
