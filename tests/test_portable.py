@@ -222,6 +222,22 @@ print([f["reason"] for f in torch.tiny.metrics()["fallbacks"]])
     assert run(kind, code) == ["[]"]
 
 
+def test_attention_stays_on_the_device(kind: str) -> None:
+    code = """
+x = torch.randn(2, 3, 8, 16, generator=torch.Generator().manual_seed(0))
+y = x.to("tiny").requires_grad_()
+ours = F.scaled_dot_product_attention(y, y * 2, y, is_causal=True)
+ours.sum().backward()
+print(ours.device)
+x.requires_grad_()
+theirs = F.scaled_dot_product_attention(x, x * 2, x, is_causal=True)
+theirs.sum().backward()
+torch.testing.assert_close(ours.cpu(), theirs)
+torch.testing.assert_close(y.grad.cpu(), x.grad)
+"""
+    assert run(kind, code, TORCH_TINY_FALLBACK="error") == ["tiny:0"]
+
+
 def test_diagonals_and_their_derivatives_need_no_host(kind: str) -> None:
     """Some of them: python -m tests.devices takes all through the same program."""
     names = ["trace", "block_diag", "as_strided_scatter", "a write to the diagonal"]
