@@ -100,15 +100,16 @@ bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned)
   signature.constants.assign(returned.size(), {});
   signature.fresh_bytes = 0;
   const auto& op = *signature.op;
-  const bool on_gpu = std::any_of(returned.begin(), returned.end(), [](const c10::IValue& value) {
-    return value.isTensor() && value.toTensor().defined() && value.toTensor().is_cuda();
+  // A rehearsal has all its results on the CPU, and no seed.
+  const bool is_real = std::any_of(returned.begin(), returned.end(), [](const c10::IValue& value) {
+    return value.isTensor() && value.toTensor().defined() && !value.toTensor().is_cpu();
   });
   for (size_t i = 0; i < returned.size(); ++i) {
     if (op.returns[i] >= 0) {
       signature.list_sizes.push_back(Signature::kTensor);
       continue;
     }
-    const bool is_seed = on_gpu && op.dropout >= 0 && !signature.draws_hidden &&
+    const bool is_seed = is_real && op.dropout >= 0 && !signature.draws_hidden &&
         returned[i].isTensor() && returned[i].toTensor().defined() &&
         returned[i].toTensor().device().is_cpu();
     if (returned[i].isInt() || is_seed) {
