@@ -1,5 +1,7 @@
 """Fixtures for all tests. TORCH_TINY_DEVICES says on which memory (cpu, cuda) they run."""
 
+from collections.abc import Iterator
+
 import pytest
 from harness import PORTABLE_KINDS, why_no_portable
 from util import DEVICE, KIND  # sets the environment, so it comes before torch_tiny
@@ -26,6 +28,20 @@ def portable(request: pytest.FixtureRequest) -> str:
     if reason := why_no_portable(request.param):
         pytest.skip(f"no {request.param}: {reason}; see make devices")
     return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def everything_compiled() -> Iterator[None]:
+    """As with TORCH_TINY_ENGINE=uop, for the tests of a file."""
+    from torch_tiny import _C
+    from torch_tiny.engine.settings import Settings
+    from torch_tiny.engine.uop import Engine
+
+    engine = Engine(Settings("uop", False, None))
+    engine.start()
+    yield
+    _C.set_mode("aten")
+    engine.stop()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,7 +1,7 @@
 """Families of operators with everything compiled, beyond what the operator database asks."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,22 +9,13 @@ import torch
 from harness import agree, needs_cpu_memory, needs_tiny, numbers
 from util import DEVICE
 
-from torch_tiny import _C
-from torch_tiny.engine.settings import Settings
-from torch_tiny.engine.uop import Engine
-
-pytestmark = [needs_tiny, needs_cpu_memory]
+pytestmark = [
+    needs_tiny,
+    needs_cpu_memory,
+    pytest.mark.usefixtures("everything_compiled"),
+]
 
 F = torch.nn.functional
-
-
-@pytest.fixture(autouse=True, scope="module")
-def everything_compiled() -> Iterator[None]:
-    engine = Engine(Settings("uop", False, None))
-    engine.start()
-    yield
-    _C.set_mode("aten")
-    engine.stop()
 
 
 def compiled(program: Callable[[str], Any]) -> None:

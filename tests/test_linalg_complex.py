@@ -5,27 +5,18 @@ On portable devices test_derivatives_linalg.py has a few of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from harness import agree_on_error, needs_cpu_memory, needs_tiny, numbers
 from torch import Tensor, linalg
 
-from torch_tiny import _C
-from torch_tiny.engine.settings import Settings
-from torch_tiny.engine.uop import Engine
-
-pytestmark = [needs_tiny, needs_cpu_memory]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def everything_compiled() -> Iterator[None]:
-    engine = Engine(Settings("uop", False, None))
-    engine.start()
-    yield
-    _C.set_mode("aten")
-    engine.stop()
+pytestmark = [
+    needs_tiny,
+    needs_cpu_memory,
+    pytest.mark.usefixtures("everything_compiled"),
+]
 
 
 def general(*shape: int) -> Tensor:

@@ -6,7 +6,7 @@ Results are measured against float64 by PyTorch's CPU, beside what its float32 m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +17,18 @@ from harness import agree_on_error, needs_cpu_memory, needs_tiny, numbers
 from torch import Tensor, linalg
 from torch.autograd import gradcheck, gradgradcheck
 
-from torch_tiny import _C
 from torch_tiny.engine import cuda
-from torch_tiny.engine.settings import Settings
-from torch_tiny.engine.uop import Engine
 from torch_tiny.lower import linalg as rules
 from torch_tiny.uops import buffer_param, dtypes
 from torch_tiny.views import int_shape
 
-pytestmark = [needs_tiny, needs_cpu_memory]
+pytestmark = [
+    needs_tiny,
+    needs_cpu_memory,
+    pytest.mark.usefixtures("everything_compiled"),
+]
 
 Program = Callable[[Tensor], list[Tensor]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def everything_compiled() -> Iterator[None]:
-    engine = Engine(Settings("uop", False, None))
-    engine.start()
-    yield
-    _C.set_mode("aten")
-    engine.stop()
 
 
 def compiled(program: Callable[..., Any], *given: Tensor) -> Any:

@@ -7,7 +7,6 @@ A part of the database by default, all of it with TORCH_TINY_OPDB_COMPILED=all.
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,12 +19,13 @@ from opdb.referee import assert_as_exact
 from opdb.samples import limited
 from util import DEVICE
 
-from torch_tiny import _C
-from torch_tiny.engine.settings import Settings
-from torch_tiny.engine.uop import Engine
 from torch_tiny.lower import has_lowering
 
-pytestmark = [needs_tiny, needs_cpu_memory]
+pytestmark = [
+    needs_tiny,
+    needs_cpu_memory,
+    pytest.mark.usefixtures("everything_compiled"),
+]
 
 CHECKS = ("forward", "backward", "inplace", "view")
 DTYPES = (torch.float32, torch.complex64)
@@ -35,15 +35,6 @@ SAMPLES = 3
 
 tally: Counter[tuple[str, bool]] = Counter()
 """By check: how many items in float32 ran whole, and how many did not."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def everything_compiled() -> Iterator[None]:
-    engine = Engine(Settings("uop", False, None))
-    engine.start()
-    yield
-    _C.set_mode("aten")
-    engine.stop()
 
 
 def selected() -> list[Item]:
