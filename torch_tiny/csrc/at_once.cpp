@@ -139,9 +139,12 @@ void call_at_once(Operator& op, c10::DeviceIndex device, c10::Stack* stack) {
   for (size_t i = 0; i < count; ++i) {
     host_stack.push_back(call.to_host(arguments[i], op.takes_generator[i], op.writes[i]));
   }
-  HostScope scope(device);
-  call_on_host(op, device, host_stack);
-  call.write_back();
+  {
+    HostScope scope(device);
+    call_on_host(op, device, host_stack);
+    call.write_back();
+  }
+  // Outside of it: a result made in inference mode is an inference tensor.
   torch::jit::drop(*stack, count);
   for (const auto& value : host_stack) {
     stack->push_back(call.to_tiny(value));

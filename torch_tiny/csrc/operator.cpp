@@ -218,6 +218,8 @@ void install_operators() {
   auto& dispatcher = c10::Dispatcher::singleton();
   static auto* library = new torch::Library(
       torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* autograd = new torch::Library(
+      torch::Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse1, __FILE__, __LINE__);
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto found = dispatcher.findSchema(name);
     if (!found.has_value()) {
@@ -232,7 +234,8 @@ void install_operators() {
         kind == Operator::Kind::kView) {
       continue;
     }
-    const bool unboxed = kind == Operator::Kind::kRecord && register_unboxed(*library, *found);
+    const bool unboxed =
+        kind == Operator::Kind::kRecord && register_unboxed(*library, *autograd, *found);
     if (!unboxed && hidden_by_composite(*found, text)) {
       library->impl(text.c_str(), torch::CppFunction::makeFromBoxedFunction<&record>());
     }

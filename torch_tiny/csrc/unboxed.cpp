@@ -1,5 +1,7 @@
 #include "unboxed.h"
 
+#include <torch/csrc/autograd/variable.h>
+
 #include <map>
 #include <string>
 
@@ -10,13 +12,52 @@
 namespace tiny {
 namespace {
 
+// Whether the gradient of this tensor along a direction is being computed.
+bool has_tangent(const torch::autograd::AutogradMeta& meta) {
+  if (!meta.is_view_) {
+    return meta.fw_grad_ != nullptr;
+  }
+  const auto& view = static_cast<const torch::autograd::DifferentiableViewMeta&>(meta);
+  if (meta.fw_grad_ != nullptr || !view.has_fw_view()) {
+    return meta.fw_grad_ != nullptr;
+  }
+  const auto* base = torch::autograd::impl::get_autograd_meta(view.get_forward_view().base_);
+  return base != nullptr && base->fw_grad_ != nullptr;
+}
+
+// Whether autograd has to look at a call with this argument.
+bool concerns_autograd(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return false;
+  }
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  return meta != nullptr &&
+      ((c10::GradMode::is_enabled() && meta->requires_grad()) || has_tangent(*meta));
+}
+
+template <typename Argument>
+bool concerns_autograd(const Argument& /*a number*/) {
+  return false;
+}
+
 template <typename Function>
 class Unboxed;
 
 template <typename Return, typename... Args>
 class Unboxed<Return(Args...)> {
  public:
-  explicit Unboxed(const c10::OperatorHandle& handle) : op_(operator_of(handle)) {}
+  explicit Unboxed(const c10::OperatorHandle& handle)
+      : op_(operator_of(handle)), typed_(handle.typed<Return(Args...)>()) {}
+
+  static torch::CppFunction recorder(const c10::OperatorHandle& handle) {
+    return torch::CppFunction(Unboxed(handle));
+  }
+  static torch::CppFunction in_place_of_autograd(const c10::OperatorHandle& handle) {
+    return torch::CppFunction(
+        [unboxed = Unboxed(handle)](c10::DispatchKeySet keys, Args... args) -> Return {
+          return unboxed.before_autograd(keys, std::forward<Args>(args)...);
+        });
+  }
 
   Return operator()(Args... args) const {
     ensure_ready();
@@ -27,6 +68,38 @@ class Unboxed<Return(Args...)> {
     } else if (at::Tensor result; C10_LIKELY(follow(&result, args...))) {
       return result;
     }
+    return record_anew(args...);
+  }
+
+  // In place of autograd's kernel, which costs as much as recording even where there is nothing to
+  // differentiate.
+  Return before_autograd(c10::DispatchKeySet keys, Args... args) const {
+    if (C10_LIKELY(comes_here_next(keys) && !(concerns_autograd(args) || ...))) {
+      ensure_ready();
+      if constexpr (std::is_reference_v<Return>) {
+        auto& self = written(args...);
+        if (C10_LIKELY(!self.is_inference() && follow(nullptr, args...))) {
+          self.unsafeGetTensorImpl()->bump_version();
+          return self;
+        }
+      } else if (at::Tensor result; C10_LIKELY(follow(&result, args...))) {
+        return result;
+      }
+    }
+    // Autograd's own kernel is the same for all devices.
+    return typed_.redispatch(
+        keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther),
+        std::forward<Args>(args)...);
+  }
+
+ private:
+  // Whether nothing stands between autograd and the recorder: no mode, no lazy conjugation.
+  static bool comes_here_next(c10::DispatchKeySet keys) {
+    return (keys & c10::after_ADInplaceOrView_keyset).highestPriorityTypeId() ==
+        c10::DispatchKey::PrivateUse1;
+  }
+
+  Return record_anew(Args... args) const {
     Arguments arguments;
     TakeApart visitor(op_, arguments);
     (visitor.argument(args), ...);
@@ -49,7 +122,6 @@ class Unboxed<Return(Args...)> {
     }
   }
 
- private:
   // Notes the call if it is the one that came here last time, or like the last one of its kind.
   bool follow(at::Tensor* result, const std::decay_t<Args>&... args) const {
     const auto& first = first_tensor(args...);
@@ -120,37 +192,41 @@ class Unboxed<Return(Args...)> {
   }
 
   Operator& op_;
+  c10::TypedOperatorHandle<Return(Args...)> typed_;
 };
 
 using Tensor = const at::Tensor&;
 using Written = at::Tensor&;
 using Number = const at::Scalar&;
 
+struct Form {
+  torch::CppFunction (*recorder)(const c10::OperatorHandle&);
+  torch::CppFunction (*in_place_of_autograd)(const c10::OperatorHandle&);
+};
+
 template <typename Function>
-torch::CppFunction unboxed(const c10::OperatorHandle& op) {
-  return torch::CppFunction(Unboxed<Function>(op));
+Form form() {
+  return {&Unboxed<Function>::recorder, &Unboxed<Function>::in_place_of_autograd};
 }
 
-using Make = torch::CppFunction (*)(const c10::OperatorHandle&);
-
 // T tensor, M tensor that is written, S number, B bool, I int, D float; then what is returned.
-const std::map<std::string, Make>& forms() {
-  static const auto* table = new std::map<std::string, Make>{
-      {"T>T", &unboxed<at::Tensor(Tensor)>},
-      {"TS>T", &unboxed<at::Tensor(Tensor, Number)>},
-      {"TSS>T", &unboxed<at::Tensor(Tensor, Number, Number)>},
-      {"TIB>T", &unboxed<at::Tensor(Tensor, int64_t, bool)>},
-      {"TT>T", &unboxed<at::Tensor(Tensor, Tensor)>},
-      {"TTS>T", &unboxed<at::Tensor(Tensor, Tensor, Number)>},
-      {"TTT>T", &unboxed<at::Tensor(Tensor, Tensor, Tensor)>},
-      {"TTTS>T", &unboxed<at::Tensor(Tensor, Tensor, Tensor, Number)>},
-      {"TTTSS>T", &unboxed<at::Tensor(Tensor, Tensor, Tensor, Number, Number)>},
-      {"M>M", &unboxed<at::Tensor&(Written)>},
-      {"MS>M", &unboxed<at::Tensor&(Written, Number)>},
-      {"MT>M", &unboxed<at::Tensor&(Written, Tensor)>},
-      {"MTS>M", &unboxed<at::Tensor&(Written, Tensor, Number)>},
-      {"MTT>M", &unboxed<at::Tensor&(Written, Tensor, Tensor)>},
-      {"MTTS>M", &unboxed<at::Tensor&(Written, Tensor, Tensor, Number)>},
+const std::map<std::string, Form>& forms() {
+  static const auto* table = new std::map<std::string, Form>{
+      {"T>T", form<at::Tensor(Tensor)>()},
+      {"TS>T", form<at::Tensor(Tensor, Number)>()},
+      {"TSS>T", form<at::Tensor(Tensor, Number, Number)>()},
+      {"TIB>T", form<at::Tensor(Tensor, int64_t, bool)>()},
+      {"TT>T", form<at::Tensor(Tensor, Tensor)>()},
+      {"TTS>T", form<at::Tensor(Tensor, Tensor, Number)>()},
+      {"TTT>T", form<at::Tensor(Tensor, Tensor, Tensor)>()},
+      {"TTTS>T", form<at::Tensor(Tensor, Tensor, Tensor, Number)>()},
+      {"TTTSS>T", form<at::Tensor(Tensor, Tensor, Tensor, Number, Number)>()},
+      {"M>M", form<at::Tensor&(Written)>()},
+      {"MS>M", form<at::Tensor&(Written, Number)>()},
+      {"MT>M", form<at::Tensor&(Written, Tensor)>()},
+      {"MTS>M", form<at::Tensor&(Written, Tensor, Number)>()},
+      {"MTT>M", form<at::Tensor&(Written, Tensor, Tensor)>()},
+      {"MTTS>M", form<at::Tensor&(Written, Tensor, Tensor, Number)>()},
   };
   return *table;
 }
@@ -186,12 +262,17 @@ std::string form_of(const c10::FunctionSchema& schema) {
 
 }  // namespace
 
-bool register_unboxed(torch::Library& library, const c10::OperatorHandle& op) {
+bool register_unboxed(
+    torch::Library& library, torch::Library& autograd, const c10::OperatorHandle& op) {
   const auto found = forms().find(form_of(op.schema()));
   if (found == forms().end()) {
     return false;
   }
-  library.impl(c10::toString(op.operator_name()).c_str(), found->second(op));
+  const auto name = c10::toString(op.operator_name());
+  library.impl(name.c_str(), found->second.recorder(op));
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::Autograd)) {
+    autograd.impl(name.c_str(), found->second.in_place_of_autograd(op));
+  }
   return true;
 }
 

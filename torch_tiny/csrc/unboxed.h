@@ -8,7 +8,9 @@
 
 namespace tiny {
 
-// Registers an unboxed recorder if there is one for operators of this form.
-bool register_unboxed(torch::Library& library, const c10::OperatorHandle& op);
+// Registers an unboxed recorder if there is one for operators of this form, and again in place of
+// autograd's kernel, for calls that autograd has nothing to do with.
+bool register_unboxed(
+    torch::Library& library, torch::Library& autograd, const c10::OperatorHandle& op);
 
 }  // namespace tiny
