@@ -231,3 +231,32 @@ assert len(seen) > 50, len(seen)
 """,
         cache,
     )
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first process", "second process"])
+def test_threads_that_used_no_cuda_before(is_first: bool, cache: Path) -> None:
+    """Kernels are loaded and launched on whichever thread has to wait for results."""
+    program = """
+import threading
+x = torch.randn(1000, 1000).to("tiny")
+expected = ((x.cpu() * 3 + 1).tanh() - x.cpu()).abs()
+torch.tiny.synchronize()
+results = []
+def step():
+    def compute():
+        results[:] = [((x * 3 + 1).tanh() - x).abs()]
+        torch.tiny.synchronize()
+    thread = threading.Thread(target=compute)
+    thread.start()
+    thread.join()
+    same(results[0], expected)
+def runs_compiled():
+    regions = [region for plan in _C.plans(0) for region in plan["regions"]]
+    return any(region["engine"] == "uop" for region in regions)
+step_until(runs_compiled, step)
+for _ in range(20):
+    step()
+"""
+    if not is_first:
+        graphed(program, cache)
+    graphed(program, cache)

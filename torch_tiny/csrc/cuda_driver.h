@@ -21,13 +21,19 @@ class CudaLibrary {
  public:
   explicit CudaLibrary(std::string code) : code_(std::move(code)) {}
 
+  // Loads it if it is not; if that fails, warns, and says so from then on.
+  bool is_usable();
+
   // Launches on a stream of the current device; `arguments` point to the arguments.
   void launch(const std::string& name, const CudaLaunch& how, void** arguments, void* stream);
 
  private:
+  void load();
+
   std::string code_;
   std::mutex mutex_;
   void* module_ = nullptr;
+  bool is_broken_ = false;
   std::map<std::string, void*> functions_;
 };
 

@@ -174,7 +174,7 @@ void Runner::run_calls(const Region& region) {
   }
 }
 
-// False if nothing was done, since a call would raise.
+// False if nothing was done, since a call would raise or the kernels cannot run on this memory.
 bool Runner::run_compiled(const Region& region) {
   at::RecordFunction profiled(at::RecordScope::FUNCTION);
   if (C10_UNLIKELY(profiled.isActive())) {
@@ -198,7 +198,7 @@ bool Runner::run_compiled(const Region& region) {
   }
   auto* scratch = arena ? static_cast<char*>(arena->mutable_data()) : nullptr;
   if (region.cuda != nullptr) {
-    if (!are_aligned(region, buffers)) {
+    if (!region.cuda->is_usable() || !are_aligned(region, buffers)) {
       return false;
     }
     launch_kernels(region, buffers, scratch, host_);
