@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,14 @@ def test_training_steps_do_not_grow() -> None:
                 loss.item()
 
     steps(500)
-    allocated, before = torch.tiny.memory_allocated(), resident()
-    steps(2000)
-    synchronize()
+    allocated, sizes = torch.tiny.memory_allocated(), [resident()]
+    for _ in range(3):
+        steps(1000)
+        synchronize()
+        sizes.append(resident())
     assert torch.tiny.memory_allocated() <= allocated + 4096
-    assert resident() - before < 4 * MIB
+    # What leaks grows each time; the process may well grow once for another reason.
+    assert min(after - before for before, after in pairwise(sizes)) < MIB // 2, sizes
 
 
 def test_a_loop_that_never_reads_does_not_grow() -> None:
