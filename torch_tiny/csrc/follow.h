@@ -46,6 +46,26 @@ class Follow {
   bool argument(bool value) {
     return next(head(Tag::kBool, value));
   }
+  bool argument(c10::ScalarType dtype) {
+    return argument(static_cast<int64_t>(dtype));
+  }
+  bool argument(c10::IntArrayRef numbers) {
+    return next(head(Tag::kIntList, numbers.size())) && all(numbers);
+  }
+  bool argument(std::string_view text) {
+    bool same = next(head(Tag::kString, text.size()));
+    for (size_t i = 0; same && i < text.size(); i += kCharactersInWord) {
+      same = next(characters_word(text.substr(i)));
+    }
+    return same;
+  }
+  template <typename Value>
+  bool argument(const std::optional<Value>& value) {
+    return value.has_value() ? argument(*value) : next(head(Tag::kNone));
+  }
+  bool argument(c10::OptionalIntArrayRef numbers) {
+    return numbers.has_value() ? argument(*numbers) : next(head(Tag::kNone));
+  }
   bool argument(double value) {
     if (op_.floats_matter || !next(head(Tag::kDouble, float_class(value)))) {
       return false;

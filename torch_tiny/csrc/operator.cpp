@@ -240,6 +240,7 @@ void install_operators() {
       library->impl(text.c_str(), torch::CppFunction::makeFromBoxedFunction<&record>());
     }
   }
+  register_before_autograd(*autograd, dispatcher.findSchemaOrThrow("aten::copy_", ""));
   static auto* listener = new c10::RegistrationHandleRAII(
       dispatcher.addRegistrationListener(std::make_unique<Retire>()));
   (void)listener;

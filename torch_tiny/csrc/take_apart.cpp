@@ -113,12 +113,10 @@ void TakeApart::scalar_list(const c10::IValue& value) {
   out_.values.push_back(value);
 }
 
-void TakeApart::string(const std::string& text) {
+void TakeApart::string(std::string_view text) {
   out_.words.push_back(head(Tag::kString, text.size()));
-  for (size_t i = 0; i < text.size(); i += 8) {
-    uint64_t word = 0;
-    std::memcpy(&word, text.data() + i, std::min<size_t>(8, text.size() - i));
-    out_.words.push_back(word);
+  for (size_t i = 0; i < text.size(); i += kCharactersInWord) {
+    out_.words.push_back(characters_word(text.substr(i)));
   }
 }
 

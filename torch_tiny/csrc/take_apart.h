@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <limits>
+#include <string_view>
 
 #include "signature.h"
 #include "storage.h"
@@ -51,6 +53,14 @@ inline uint64_t default_dtype_word() {
   return static_cast<uint64_t>(c10::get_default_dtype_as_scalartype());
 }
 
+// Strings are compared eight characters at a time.
+inline constexpr size_t kCharactersInWord = 8;
+inline uint64_t characters_word(std::string_view rest) {
+  uint64_t word = 0;
+  std::memcpy(&word, rest.data(), std::min(kCharactersInWord, rest.size()));
+  return word;
+}
+
 // The first word of a tiny tensor's; its sizes and strides follow.
 inline uint64_t tensor_head(const c10::TensorImpl& impl, Tag tag = Tag::kTensor) {
   const uint64_t flags =
@@ -76,6 +86,10 @@ class TakeApart {
   void argument(bool value);
   void argument(int64_t value);
   void argument(double value);
+  template <typename Value>
+  void argument(const Value& value) {
+    argument(c10::IValue(value), false);
+  }
   void finish();
 
  private:
@@ -84,7 +98,7 @@ class TakeApart {
   void shape(const at::Tensor& tensor, Tag tag);
   void list(const c10::IValue& value);
   void scalar_list(const c10::IValue& value);
-  void string(const std::string& text);
+  void string(std::string_view text);
   void device(c10::Device device);
   void add_overlaps();
   void fill_in_generators();

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/variable.h>
 
+#include <cctype>
 #include <map>
 #include <string>
 
@@ -198,6 +199,8 @@ class Unboxed<Return(Args...)> {
 using Tensor = const at::Tensor&;
 using Written = at::Tensor&;
 using Number = const at::Scalar&;
+using SomeNumber = const std::optional<at::Scalar>&;
+using SomeType = std::optional<at::ScalarType>;
 
 struct Form {
   torch::CppFunction (*recorder)(const c10::OperatorHandle&);
@@ -209,21 +212,32 @@ Form form() {
   return {&Unboxed<Function>::recorder, &Unboxed<Function>::in_place_of_autograd};
 }
 
-// T tensor, M tensor that is written, S number, B bool, I int, D float; then what is returned.
+// T tensor, M tensor that is written, S number, B bool, I int, D float, A ints, E type, G text; in
+// small letters what may be left out; then what is returned.
 const std::map<std::string, Form>& forms() {
   static const auto* table = new std::map<std::string, Form>{
       {"T>T", form<at::Tensor(Tensor)>()},
       {"TS>T", form<at::Tensor(Tensor, Number)>()},
       {"TSS>T", form<at::Tensor(Tensor, Number, Number)>()},
+      {"Tss>T", form<at::Tensor(Tensor, SomeNumber, SomeNumber)>()},
+      {"TG>T", form<at::Tensor(Tensor, std::string_view)>()},
+      {"TAB>T", form<at::Tensor(Tensor, at::IntArrayRef, bool)>()},
+      {"TaBe>T", form<at::Tensor(Tensor, at::OptionalIntArrayRef, bool, SomeType)>()},
       {"TIB>T", form<at::Tensor(Tensor, int64_t, bool)>()},
+      {"TiB>T", form<at::Tensor(Tensor, std::optional<int64_t>, bool)>()},
+      {"TIT>T", form<at::Tensor(Tensor, int64_t, Tensor)>()},
+      {"TITB>T", form<at::Tensor(Tensor, int64_t, Tensor, bool)>()},
       {"TT>T", form<at::Tensor(Tensor, Tensor)>()},
       {"TTS>T", form<at::Tensor(Tensor, Tensor, Number)>()},
+      {"TTG>T", form<at::Tensor(Tensor, Tensor, std::string_view)>()},
+      {"TTIE>T", form<at::Tensor(Tensor, Tensor, int64_t, at::ScalarType)>()},
       {"TTT>T", form<at::Tensor(Tensor, Tensor, Tensor)>()},
       {"TTTS>T", form<at::Tensor(Tensor, Tensor, Tensor, Number)>()},
       {"TTTSS>T", form<at::Tensor(Tensor, Tensor, Tensor, Number, Number)>()},
       {"M>M", form<at::Tensor&(Written)>()},
       {"MS>M", form<at::Tensor&(Written, Number)>()},
       {"MT>M", form<at::Tensor&(Written, Tensor)>()},
+      {"MTB>M", form<at::Tensor&(Written, Tensor, bool)>()},
       {"MTS>M", form<at::Tensor&(Written, Tensor, Number)>()},
       {"MTT>M", form<at::Tensor&(Written, Tensor, Tensor)>()},
       {"MTTS>M", form<at::Tensor&(Written, Tensor, Tensor, Number)>()},
@@ -231,10 +245,10 @@ const std::map<std::string, Form>& forms() {
   return *table;
 }
 
-char letter(const c10::Argument& argument) {
-  switch (argument.real_type()->kind()) {
+char letter(const c10::Type& type) {
+  switch (type.kind()) {
     case c10::TypeKind::TensorType:
-      return argument.alias_info() == nullptr ? 'T' : argument.alias_info()->isWrite() ? 'M' : '?';
+      return 'T';
     case c10::TypeKind::NumberType:
       return 'S';
     case c10::TypeKind::BoolType:
@@ -243,9 +257,23 @@ char letter(const c10::Argument& argument) {
       return 'I';
     case c10::TypeKind::FloatType:
       return 'D';
+    case c10::TypeKind::StringType:
+      return 'G';
+    case c10::TypeKind::ScalarTypeType:
+      return 'E';
+    case c10::TypeKind::ListType:
+      return letter(*type.containedType(0)) == 'I' ? 'A' : '?';
+    case c10::TypeKind::OptionalType:
+      return static_cast<char>(std::tolower(letter(*type.containedType(0))));
     default:
       return '?';
   }
+}
+
+char letter(const c10::Argument& argument) {
+  const auto* alias = argument.alias_info();
+  const auto plain = letter(*argument.real_type());
+  return alias == nullptr ? plain : alias->isWrite() && plain == 'T' ? 'M' : '?';
 }
 
 std::string form_of(const c10::FunctionSchema& schema) {
@@ -268,12 +296,17 @@ bool register_unboxed(
   if (found == forms().end()) {
     return false;
   }
-  const auto name = c10::toString(op.operator_name());
-  library.impl(name.c_str(), found->second.recorder(op));
-  if (op.hasKernelForDispatchKey(c10::DispatchKey::Autograd)) {
-    autograd.impl(name.c_str(), found->second.in_place_of_autograd(op));
-  }
+  library.impl(c10::toString(op.operator_name()).c_str(), found->second.recorder(op));
+  register_before_autograd(autograd, op);
   return true;
+}
+
+void register_before_autograd(torch::Library& autograd, const c10::OperatorHandle& op) {
+  const auto found = forms().find(form_of(op.schema()));
+  if (found != forms().end() && op.hasKernelForDispatchKey(c10::DispatchKey::Autograd)) {
+    autograd.impl(
+        c10::toString(op.operator_name()).c_str(), found->second.in_place_of_autograd(op));
+  }
 }
 
 }  // namespace tiny

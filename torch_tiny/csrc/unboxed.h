@@ -13,4 +13,7 @@ namespace tiny {
 bool register_unboxed(
     torch::Library& library, torch::Library& autograd, const c10::OperatorHandle& op);
 
+// The second alone, for an operator that comes to be recorded by a way of its own.
+void register_before_autograd(torch::Library& autograd, const c10::OperatorHandle& op);
+
 }  // namespace tiny
