@@ -10,15 +10,15 @@ namespace tiny {
 class RecordingTime {
  public:
   explicit RecordingTime(Queue& queue) : queue_(queue) {
-    const auto tick = queue.ticks.load(std::memory_order_relaxed);
-    queue.ticks.store(tick + 1, std::memory_order_relaxed);  // a lost one does not matter
-    sampled_ = tick % kTimeOneIn == 0;
+    sampled_ = queue.ticks.load(std::memory_order_relaxed) % kTimeOneIn == 0;
     if (C10_UNLIKELY(sampled_)) {
       begin_ = std::chrono::steady_clock::now();
     }
   }
   // With the queue's mutex held.
   void stop() const {
+    const auto tick = queue_.ticks.load(std::memory_order_relaxed);
+    queue_.ticks.store(tick + 1, std::memory_order_relaxed);
     if (C10_UNLIKELY(sampled_)) {
       const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin_;
       queue_.metrics.seconds_recording += elapsed.count() * kTimeOneIn;
