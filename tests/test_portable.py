@@ -53,6 +53,21 @@ for ours, theirs in zip(program(x.to("tiny")), program(x)):
     assert run(kind, code) == []
 
 
+def test_constants_below_zero_are_negated(kind: str) -> None:
+    """-(-5) must not become --5, which no kernel language takes."""
+    code = """
+def program(device):
+    x = torch.full((4,), -5.0, device=device)
+    whole = torch.full((4,), -5, dtype=torch.int16, device=device)
+    y = torch.ones(4, device=device)
+    return [x.sigmoid(), -x, y - x, x - x, -whole, y.short() - whole]
+for ours, theirs in zip(program("tiny"), program("cpu")):
+    torch.testing.assert_close(ours.cpu(), theirs)
+print([f["reason"] for f in torch.tiny.metrics()["fallbacks"]])
+"""
+    assert run(kind, code) == ["[]"]
+
+
 def test_integers_are_exact(kind: str) -> None:
     code = """
 g = torch.Generator().manual_seed(0)

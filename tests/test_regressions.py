@@ -200,3 +200,15 @@ def test_plans_are_about_whole_storages() -> None:
         t1 = t0.as_strided((), (), 0)
         t1.fill_(1)
     """)
+
+
+# t2: nan+nanj, not inf-infj: each part of a complex number is divided by the zero
+def test_complex_numbers_divided_by_zero() -> None:
+    check("""
+        t0 = seeded(35, (1, 1, 2), torch.complex64).to(device)
+        t1 = torch.zeros((1, 2), dtype=torch.complex64, device=device)
+        t2 = t0 / t1.prod(0)
+        t3 = torch.full((2,), complex(0, float("nan")), dtype=torch.complex64, device=device)
+        t4 = t0 / t3
+        t5 = torch.addcdiv(t1, t0, t1)
+    """)

@@ -154,10 +154,10 @@ _BINARY = ("atan2", "copysign", "fdim", "fmod", "hypot", "nextafter", "pow", "re
 
 C_FUNCTIONS: dict[str, str] = {
     "add": "({0}+{1})",
-    "sub": "({0}-{1})",
+    "sub": "({0} - {1})",  # which may be a negative number
     "mul": "({0}*{1})",
     "div": "({0}/{1})",
-    "neg": "(-{0})",
+    "neg": "(- {0})",
     "differ": "({0} != {1})",
     "reciprocal": "(1/{0})",
     "maximum": "(({0} < {1}) || ({1} != {1}) ? {1} : {0})",
