@@ -212,3 +212,13 @@ def test_complex_numbers_divided_by_zero() -> None:
         t4 = t0 / t3
         t5 = torch.addcdiv(t1, t0, t1)
     """)
+
+
+# t2: parts were rounded to bfloat16, which has no complex type
+def test_complex_numbers_beside_bfloat16() -> None:
+    check("""
+        t0 = seeded(66, (), torch.complex64).to(device)
+        t1 = torch.tensor([1.859375, 0.3], dtype=torch.bfloat16, device=device)
+        t2 = t0 * t1
+        t3 = t1 + (2.7-1j)
+    """)

@@ -126,7 +126,8 @@ def _part(spec: ViewSpec, number: int) -> ViewSpec:
 
 def part_dtype(*operands: Operand | Complex) -> DType:
     """The dtype of the parts of what PyTorch's promotion gives."""
-    return float_dtype(result_dtype(*(_deciding(x) for x in operands)))
+    part = float_dtype(result_dtype(*(_deciding(x) for x in operands)))
+    return dtypes.float32 if part == dtypes.bfloat16 else part  # of which there is no complex type
 
 
 def as_complex(x: Operand | Complex | complex, part: DType) -> Complex:
