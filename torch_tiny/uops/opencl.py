@@ -8,11 +8,16 @@ from tinygrad.helpers import to_char_p_p
 from tinygrad.runtime.autogen import opencl
 from tinygrad.runtime.ops_cl import BP_CB
 
-OPTIONS = b"-w"  # warnings would go to the user's terminal
+OPTIONS = "-w"  # warnings would go to the user's terminal
 
 
-def build(device: Any, texts: Sequence[tuple[str, str]]) -> list["Kernel"]:
-    """One program of several kernels, each of which is a name and a text of its own."""
+def build(
+    device: Any, texts: Sequence[tuple[str, str]], head: str = "", option: str = ""
+) -> list["Kernel"]:
+    """One program of several kernels, each of which is a name and a text of its own.
+
+    head: what stands before them; option: for the device's compiler.
+    """
     names = [f"{name}_{i}" for i, (name, _) in enumerate(texts)]
     parts = (
         text.replace(f"void {name}(", f"void {new}(", 1)
@@ -20,13 +25,20 @@ def build(device: Any, texts: Sequence[tuple[str, str]]) -> list["Kernel"]:
     )
     status = ctypes.c_int32()
     program = opencl.clCreateProgramWithSource(
-        device.context, 1, to_char_p_p(["\n".join(parts).encode()]), None, status
+        device.context, 1, to_char_p_p(["\n".join((head, *parts)).encode()]), None, status
     )
     _check(status.value)
-    options = ctypes.create_string_buffer(OPTIONS)
+    options = ctypes.create_string_buffer(f"{OPTIONS} {option}".encode())
     if opencl.clBuildProgram(program, 1, device.cl_dev, options, BP_CB(), None):
         raise RuntimeError(f"OpenCL: {_log(device, program)}")
     return [Kernel(device, program, name) for name in names]
+
+
+def version(device: Any) -> str:
+    """What the driver says of itself."""
+    text = ctypes.create_string_buffer(256)
+    opencl.clGetDeviceInfo(device.cl_dev, opencl.CL_DEVICE_VERSION, len(text), text, None)
+    return text.value.decode(errors="replace")
 
 
 class Kernel:
