@@ -1,6 +1,7 @@
 """Building OpenCL C without tinygrad's cache of pickles; PoCL and drivers have their own."""
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +32,9 @@ def build(
     options = ctypes.create_string_buffer(f"{OPTIONS} {option}".encode())
     if opencl.clBuildProgram(program, 1, device.cl_dev, options, BP_CB(), None):
         raise RuntimeError(f"OpenCL: {_log(device, program)}")
-    return [Kernel(device, program, name) for name in names]
+    kernels = [Kernel(device, program, name) for name in names]
+    opencl.clReleaseProgram(program)  # which lives as long as its kernels
+    return kernels
 
 
 def version(device: Any) -> str:
@@ -49,6 +52,11 @@ class Kernel:
         status = ctypes.c_int32()
         self._kernel = opencl.clCreateKernel(program, name.encode(), status)
         _check(status.value)
+
+    def __del__(self) -> None:
+        # A process that ends, or one that was forked and ends, leaves the driver alone.
+        if not sys.is_finalizing():
+            opencl.clReleaseKernel(self._kernel)
 
     def __call__(self, buffers: Any, launch: Any, group: Any) -> None:
         for i, buffer in enumerate(buffers):
