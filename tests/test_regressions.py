@@ -222,3 +222,17 @@ def test_complex_numbers_beside_bfloat16() -> None:
         t2 = t0 * t1
         t3 = t1 + (2.7-1j)
     """)
+
+
+# t2: -3.8e-05, not 0: the mean of equal numbers was off by a rounding
+def test_equal_numbers_have_no_variance() -> None:
+    check("""
+        t0 = torch.tensor([[0.7], [2.9]], device=device).expand(2, 5).clone()
+        t1 = t0[:, :3].contiguous()
+        t2 = torch.nn.functional.layer_norm(t1, (3,))
+        t3 = torch.nn.functional.layer_norm(t0, (5,))
+        t4 = t0.var(1) != 0
+        t5 = torch.nn.functional.batch_norm(t0.t(), None, None, training=True)
+        t6 = torch.nn.functional.group_norm(t0, 1)
+        t7 = t0[:0].var(0)
+    """)
