@@ -53,6 +53,21 @@ for ours, theirs in zip(program(x.to("tiny")), program(x)):
     assert run(kind, code) == []
 
 
+def test_constants_below_zero_are_negated(kind: str) -> None:
+    """-(-5) must not become --5, which no kernel language takes."""
+    code = """
+def program(device):
+    x = torch.full((4,), -5.0, device=device)
+    whole = torch.full((4,), -5, dtype=torch.int16, device=device)
+    y = torch.ones(4, device=device)
+    return [x.sigmoid(), -x, y - x, x - x, -whole, y.short() - whole]
+for ours, theirs in zip(program("tiny"), program("cpu")):
+    torch.testing.assert_close(ours.cpu(), theirs)
+print([f["reason"] for f in torch.tiny.metrics()["fallbacks"]])
+"""
+    assert run(kind, code) == ["[]"]
+
+
 def test_integers_are_exact(kind: str) -> None:
     code = """
 g = torch.Generator().manual_seed(0)
@@ -412,3 +427,37 @@ for ours, theirs in zip(program("tiny"), program("cpu")):
     torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-3, atol=1e-4)
 """
     assert run(kind, code, TORCH_TINY_FALLBACK="error") == []
+
+
+def test_pocl_reads_our_declarations_for_the_same_functions() -> None:
+    if reason := why_no_portable("cl"):
+        pytest.skip(reason)
+    code = """
+from torch_tiny.portable import pocl
+from torch_tiny.portable.kind import C_BINARY, C_UNARY, find_kind
+from torch_tiny.uops import opencl
+device = find_kind("cl").open(0)
+x = torch.linspace(-3, 3, 64)
+calls = [f"{f}(b[g])" for f in C_UNARY] + [f"{f}(b[g], b[0])" for f in C_BINARY]
+body = "".join(f"a[{i * len(x)} + g] = {one};" for i, one in enumerate(calls))
+text = f"__kernel void k(__global T *a, __global T *b) {{ int g = get_group_id(0); {body} }}"
+def results(dtype, *head):
+    given = x.to(dtype).numpy()
+    name = str(dtype).removeprefix("torch.float").replace("32", "float").replace("64", "double")
+    kernel, = opencl.build(device.device, [("k", text.replace("T *", f"{name} *"))], *head)
+    out = bytearray(given.nbytes * len(calls))
+    a, b = device.allocate(len(out)), device.allocate(given.nbytes)
+    device.copy_in(b, memoryview(given).cast("B"))
+    kernel([a, b], (len(x), 1, 1), (1, 1, 1))
+    device.copy_out(memoryview(out), a)
+    return out
+if "PoCL" in opencl.version(device.device):
+    for dtype in (torch.float32, torch.float64):
+        assert results(dtype, pocl.declarations(), pocl.OPTION) == results(dtype)
+    (torch.ones(3, device="tiny") + 1).sum().item()
+    from torch_tiny.portable.engine import engine
+    print(engine._devices[0].opened._declares)
+else:
+    print(True)
+"""
+    assert run("cl", code) == ["True"]

@@ -200,3 +200,39 @@ def test_plans_are_about_whole_storages() -> None:
         t1 = t0.as_strided((), (), 0)
         t1.fill_(1)
     """)
+
+
+# t2: nan+nanj, not inf-infj: each part of a complex number is divided by the zero
+def test_complex_numbers_divided_by_zero() -> None:
+    check("""
+        t0 = seeded(35, (1, 1, 2), torch.complex64).to(device)
+        t1 = torch.zeros((1, 2), dtype=torch.complex64, device=device)
+        t2 = t0 / t1.prod(0)
+        t3 = torch.full((2,), complex(0, float("nan")), dtype=torch.complex64, device=device)
+        t4 = t0 / t3
+        t5 = torch.addcdiv(t1, t0, t1)
+    """)
+
+
+# t2: parts were rounded to bfloat16, which has no complex type
+def test_complex_numbers_beside_bfloat16() -> None:
+    check("""
+        t0 = seeded(66, (), torch.complex64).to(device)
+        t1 = torch.tensor([1.859375, 0.3], dtype=torch.bfloat16, device=device)
+        t2 = t0 * t1
+        t3 = t1 + (2.7-1j)
+    """)
+
+
+# t2: -3.8e-05, not 0: the mean of equal numbers was off by a rounding
+def test_equal_numbers_have_no_variance() -> None:
+    check("""
+        t0 = torch.tensor([[0.7], [2.9]], device=device).expand(2, 5).clone()
+        t1 = t0[:, :3].contiguous()
+        t2 = torch.nn.functional.layer_norm(t1, (3,))
+        t3 = torch.nn.functional.layer_norm(t0, (5,))
+        t4 = t0.var(1) != 0
+        t5 = torch.nn.functional.batch_norm(t0.t(), None, None, training=True)
+        t6 = torch.nn.functional.group_norm(t0, 1)
+        t7 = t0[:0].var(0)
+    """)

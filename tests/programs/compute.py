@@ -7,6 +7,8 @@ from util import PORTABLE
 
 from .gen import MAX_ELEMENTS, WIDE, Gen, fits_together, kind
 
+_FEW = 8
+
 
 @kind(14)
 def unary(g: Gen) -> str:
@@ -48,11 +50,13 @@ def unary(g: Gen) -> str:
     if t.dtype.is_floating_point and t.dim():
         # Far below zero gelu is a difference of nearly equal numbers: every device has its own.
         near = f"{x}.clamp_min(-1)" if PORTABLE else x
+        # The CPU rounds to bfloat16 before it subtracts the sum, which leaves no digit near zero.
+        exact = f"{x}.float()" if PORTABLE and t.dtype == torch.bfloat16 else x
         ways += [
             f"{x}.softmax({g.dim(t)})",
             f"torch.nn.functional.layer_norm({x}, ({t.size(-1)},))",
             f"torch.nn.functional.gelu({near})",
-            f"{x}.log_softmax(-1)",
+            f"{exact}.log_softmax(-1)",
         ]
     return g.new(g.rng.choice(ways))
 
@@ -83,6 +87,8 @@ def binary(g: Gen) -> str:
 def reduce(g: Gen) -> str:
     x, t = g.tensor()
     keep = g.rng.choice(("", ", keepdim=True"))
+    # The CPU rounds a product of bfloat16s after each factor: of many it is as far from float64.
+    rounded = PORTABLE and t.dtype == torch.bfloat16
     if t.dim() == 0 or g.chance(0.3):
         return g.new(
             g.rng.choice(
@@ -90,7 +96,7 @@ def reduce(g: Gen) -> str:
                     f"{x}.sum()",
                     f"{x}.mean()",
                     f"{x}.any()",
-                    f"{x}.prod()",
+                    f"{x}.float().prod()" if rounded and t.numel() > _FEW else f"{x}.prod()",
                     f"{x}.count_nonzero()",
                     f"{x}.norm()",
                 )
@@ -101,7 +107,7 @@ def reduce(g: Gen) -> str:
         f"{x}.sum({d}{keep})",
         f"{x}.mean({d}{keep})",
         f"{x}.all({d}{keep})",
-        f"{x}.prod({d}{keep})",
+        f"{x}.float().prod({d}{keep})" if rounded and t.size(d) > _FEW else f"{x}.prod({d}{keep})",
         f"{x}.cumsum({d})",
         f"{x}.var({d}{keep})",
         f"{x}.logcumsumexp({d})",

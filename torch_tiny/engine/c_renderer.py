@@ -260,7 +260,8 @@ def constant(value: object, dtype: DType) -> str:
             return f'__builtin_nan{f}("")'
         if math.isinf(number):
             return f"({'-' if number < 0 else ''}__builtin_inf{f}())"
-        return f"({number!r}{f})" if number < 0 else f"{number!r}{f}"
+        text = f"{number!r}{f}"
+        return f"({text})" if text.startswith("-") else text
     number = int(value)  # type: ignore[call-overload]
     if dtype == dtypes.bool:
         return "1" if number else "0"

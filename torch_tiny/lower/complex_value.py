@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_tiny.lower.arithmetic import absolute, maximum
+from torch_tiny.lower.arithmetic import absolute
 from torch_tiny.lower.promote import (
     Lifted,
     Operand,
@@ -77,12 +77,16 @@ class Complex:
         )
 
     def __truediv__(self, other: Complex) -> Complex:
-        # Scaled, so that the squares of large numbers do not overflow.
-        size = maximum(absolute(other.re), absolute(other.im)).reciprocal()
-        c, d = other.re * size, other.im * size
-        a, b = self.re * size, self.im * size
-        norm = c * c + d * d
-        return Complex((a * c + b * d) / norm, (b * c - a * d) / norm)
+        # By the larger part, whose square might overflow, as on the CPU. By zero, part by part.
+        a, b, c, d = self.re, self.im, other.re, other.im
+        by_re = (absolute(c) < absolute(d)).logical_not()
+        large, small = by_re.where(c, d), by_re.where(d, c)
+        ratio = small / large
+        scale = (large + small * ratio).reciprocal()
+        re = by_re.where(a + b * ratio, a * ratio + b) * scale
+        im = by_re.where(b - a * ratio, b * ratio - a) * scale
+        zero = c.eq(0) & d.eq(0)
+        return Complex(zero.where(a / absolute(c), re), zero.where(b / absolute(d), im))
 
     def scaled(self, by: UOp | float) -> Complex:
         return self.each(lambda x: x * by)
@@ -122,7 +126,8 @@ def _part(spec: ViewSpec, number: int) -> ViewSpec:
 
 def part_dtype(*operands: Operand | Complex) -> DType:
     """The dtype of the parts of what PyTorch's promotion gives."""
-    return float_dtype(result_dtype(*(_deciding(x) for x in operands)))
+    part = float_dtype(result_dtype(*(_deciding(x) for x in operands)))
+    return dtypes.float32 if part == dtypes.bfloat16 else part  # of which there is no complex type
 
 
 def as_complex(x: Operand | Complex | complex, part: DType) -> Complex:

@@ -283,6 +283,7 @@ TABLE: dict[str, Rule] = {
     "special_ndtr": _float_unary(lambda x: call("erfc", x * -math.sqrt(0.5)) * 0.5),
     "neg": _same_dtype(lambda x: -x),
     "positive": lambda x: x,
+    "conj_physical": lambda x: x,  # of real numbers; in place it is recorded for them too
     "abs": _same_dtype(absolute),
     "sign": _same_dtype(_sign),
     "sgn": _same_dtype(_sign),

@@ -7,7 +7,7 @@ from torch_tiny.lower.arithmetic import absolute, exp, less_equal, log, maximum,
 from torch_tiny.lower.conditions import require
 from torch_tiny.lower.index import gather, take
 from torch_tiny.lower.promote import Number, as_uop, cast, elementwise, math_dtype
-from torch_tiny.lower.reduce import amax
+from torch_tiny.lower.reduce import amax, center
 from torch_tiny.lower.tools import (
     Results,
     Rule,
@@ -72,7 +72,7 @@ def _half_to_float(flag: bool) -> DType | None:
 def _moments(x: UOp, over: tuple[int, ...], eps: Number) -> tuple[UOp, UOp]:
     """Mean and 1/standard deviation, kept as dimensions of 1."""
     n = float(count(x, over))
-    mean = total(x, over, True) / n
+    mean = center(x, over)
     centered = x - mean
     variance = total(centered * centered, over, True) / n
     return mean, call("sqrt", variance + as_uop(eps, x.dtype)).reciprocal()

@@ -48,6 +48,19 @@ def mean(x: UOp, dims: Dims = None, keepdim: bool = False, dtype: DType | None =
     return cast(total(cast(x, result), over, keepdim) / float(count(x, over)), result)
 
 
+def center(x: UOp, over: tuple[int, ...]) -> UOp:
+    """The mean, dimensions kept. That of equal numbers is the number, so that their variance is 0.
+
+    So it is on the CPU, and a norm would enlarge the difference by 1/sqrt(eps).
+    """
+    shape = int_shape(x)
+    n = float(count(x, over))
+    if 0 in shape:
+        return total(x, over, True) / n
+    first = x.shrink(tuple((0, 1 if i in over else size) for i, size in enumerate(shape)))
+    return first + total(x - first, over, True) / n
+
+
 def product(x: UOp, dims: Dims = None, keepdim: bool = False, dtype: DType | None = None) -> UOp:
     result = to_dtype(dtype, x.dtype if is_float(x.dtype) else dtypes.int64)
     wide = cast(x, result).cast(math_dtype(result))
@@ -89,7 +102,7 @@ def var_mean(
     over = wrap_dims(dims, x.ndim)
     wide = x.cast(math_dtype(x.dtype))
     n = count(x, over)
-    average = total(wide, over, keepdim=True) / float(n)
+    average = center(wide, over)
     centered = wide - average
     degrees = float(n) - as_uop(1 if correction is None else correction, wide.dtype)
     degrees = maximum(degrees, full((), 0, wide.dtype))

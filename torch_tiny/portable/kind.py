@@ -145,19 +145,19 @@ def find_kind(name: str) -> Kind:
 
 # --- C-like languages ---
 
-_UNARY = (
+C_UNARY = (
     *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "cos", "cosh", "erf"),
     *("erfc", "exp", "exp10", "exp2", "expm1", "fabs", "floor", "lgamma", "log", "log10", "log1p"),
     *("log2", "logb", "rint", "round", "sin", "sinh", "sqrt", "tan", "tanh", "tgamma", "trunc"),
 )
-_BINARY = ("atan2", "copysign", "fdim", "fmod", "hypot", "nextafter", "pow", "remainder")
+C_BINARY = ("atan2", "copysign", "fdim", "fmod", "hypot", "nextafter", "pow", "remainder")
 
 C_FUNCTIONS: dict[str, str] = {
     "add": "({0}+{1})",
-    "sub": "({0}-{1})",
+    "sub": "({0} - {1})",  # which may be a negative number
     "mul": "({0}*{1})",
     "div": "({0}/{1})",
-    "neg": "(-{0})",
+    "neg": "(- {0})",
     "differ": "({0} != {1})",
     "reciprocal": "(1/{0})",
     "maximum": "(({0} < {1}) || ({1} != {1}) ? {1} : {0})",
@@ -165,8 +165,8 @@ C_FUNCTIONS: dict[str, str] = {
     "fmax": "(({0} < {1}) || ({0} != {0}) ? {1} : {0})",
     "fmin": "(({1} < {0}) || ({0} != {0}) ? {1} : {0})",
     "nearbyint": "rint({0})",
-    **{name: f"{name}({{0}})" for name in _UNARY},
-    **{name: f"{name}({{0}}, {{1}})" for name in _BINARY},
+    **{name: f"{name}({{0}})" for name in C_UNARY},
+    **{name: f"{name}({{0}}, {{1}})" for name in C_BINARY},
 }
 """What C and OpenCL C have by these names."""
 

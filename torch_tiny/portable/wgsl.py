@@ -13,7 +13,7 @@ from torch_tiny.uops import DType, dtypes
 # name -> text. {0} and {1} are operands where a text is an expression, not a function.
 OPERATORS = {
     "add": "(tt_hide({0})+{1})",
-    "sub": "(tt_hide({0})-{1})",
+    "sub": "(tt_hide({0}) - {1})",
     "mul": "(tt_hide({0})*tt_hide({1}))",
     "div": "(tt_hide({0})/tt_hide({1}))",
     "neg": "tt_neg({0})",
@@ -38,7 +38,7 @@ _SMALL = {
     dtypes.uint8: "(u32({0})&255u)",
     dtypes.uint16: "(u32({0})&65535u)",
 }
-_INTEGERS = {"cast": "{0}", "neg": "(0-{0})", "<<": "({0}<<u32({1}))"}
+_INTEGERS = {"cast": "{0}", "neg": "(0 - {0})", "<<": "({0}<<u32({1}))"}
 
 _BY_NAME = {
     text.partition("(")[0]: f"fn {text.strip()}"
@@ -51,7 +51,7 @@ def integer(operator: str, dtype: DType) -> str | None:
     """The expression for an operator on a small type; others wrap around by themselves."""
     if dtype not in _SMALL:
         return None
-    return _SMALL[dtype].format(_INTEGERS.get(operator, f"({{0}}{operator}{{1}})"))
+    return _SMALL[dtype].format(_INTEGERS.get(operator, f"({{0}} {operator} {{1}})"))
 
 
 def template(name: str) -> str | None:

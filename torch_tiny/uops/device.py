@@ -153,7 +153,7 @@ def render_linear(uops: Sequence[UOp], renderer: Renderer, name: str, uniform: s
     return Source(info.arg.function_name, text, slots, (1, 1, 1), (1, 1, 1), frozenset())
 
 
-_PLAIN = {Ops.FDIV: "({0}/{1})", Ops.NEG: "(-{0})"}
+_PLAIN = {Ops.FDIV: "({0}/{1})", Ops.NEG: "(- {0})"}
 
 
 def narrowed(values: Sequence[UOp]) -> list[UOp]:

@@ -1,6 +1,7 @@
 """Building OpenCL C without tinygrad's cache of pickles; PoCL and drivers have their own."""
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,11 +9,16 @@ from tinygrad.helpers import to_char_p_p
 from tinygrad.runtime.autogen import opencl
 from tinygrad.runtime.ops_cl import BP_CB
 
-OPTIONS = b"-w"  # warnings would go to the user's terminal
+OPTIONS = "-w"  # warnings would go to the user's terminal
 
 
-def build(device: Any, texts: Sequence[tuple[str, str]]) -> list["Kernel"]:
-    """One program of several kernels, each of which is a name and a text of its own."""
+def build(
+    device: Any, texts: Sequence[tuple[str, str]], head: str = "", option: str = ""
+) -> list["Kernel"]:
+    """One program of several kernels, each of which is a name and a text of its own.
+
+    head: what stands before them; option: for the device's compiler.
+    """
     names = [f"{name}_{i}" for i, (name, _) in enumerate(texts)]
     parts = (
         text.replace(f"void {name}(", f"void {new}(", 1)
@@ -20,13 +26,22 @@ def build(device: Any, texts: Sequence[tuple[str, str]]) -> list["Kernel"]:
     )
     status = ctypes.c_int32()
     program = opencl.clCreateProgramWithSource(
-        device.context, 1, to_char_p_p(["\n".join(parts).encode()]), None, status
+        device.context, 1, to_char_p_p(["\n".join((head, *parts)).encode()]), None, status
     )
     _check(status.value)
-    options = ctypes.create_string_buffer(OPTIONS)
+    options = ctypes.create_string_buffer(f"{OPTIONS} {option}".encode())
     if opencl.clBuildProgram(program, 1, device.cl_dev, options, BP_CB(), None):
         raise RuntimeError(f"OpenCL: {_log(device, program)}")
-    return [Kernel(device, program, name) for name in names]
+    kernels = [Kernel(device, program, name) for name in names]
+    opencl.clReleaseProgram(program)  # which lives as long as its kernels
+    return kernels
+
+
+def version(device: Any) -> str:
+    """What the driver says of itself."""
+    text = ctypes.create_string_buffer(256)
+    opencl.clGetDeviceInfo(device.cl_dev, opencl.CL_DEVICE_VERSION, len(text), text, None)
+    return text.value.decode(errors="replace")
 
 
 class Kernel:
@@ -37,6 +52,11 @@ class Kernel:
         status = ctypes.c_int32()
         self._kernel = opencl.clCreateKernel(program, name.encode(), status)
         _check(status.value)
+
+    def __del__(self) -> None:
+        # A process that ends, or one that was forked and ends, leaves the driver alone.
+        if not sys.is_finalizing():
+            opencl.clReleaseKernel(self._kernel)
 
     def __call__(self, buffers: Any, launch: Any, group: Any) -> None:
         for i, buffer in enumerate(buffers):

@@ -1,6 +1,7 @@
 """Running WGSL: pipelines are made once per kernel, and the kernels of a region are one submit."""
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,10 +42,20 @@ class Pipeline:
                 device.device_res, webgpu.WGPUShaderModuleDescriptor(nextInChain=following)
             )
         compute = webgpu.WGPUComputeState(module=module, entryPoint=to_wgpu_str(name))
-        self.pipeline = DeviceCreateComputePipeline(
-            device.device_res,
-            webgpu.WGPUComputePipelineDescriptor(layout=pipelines, compute=compute),
-        )
+        try:
+            self.pipeline = DeviceCreateComputePipeline(
+                device.device_res,
+                webgpu.WGPUComputePipelineDescriptor(layout=pipelines, compute=compute),
+            )
+        finally:
+            webgpu.wgpuShaderModuleRelease(module)
+            webgpu.wgpuPipelineLayoutRelease(pipelines)
+
+    def __del__(self) -> None:
+        # A process that ends, or one that was forked and ends, leaves the driver alone.
+        if hasattr(self, "pipeline") and not sys.is_finalizing():
+            webgpu.wgpuComputePipelineRelease(self.pipeline)
+            webgpu.wgpuBindGroupLayoutRelease(self.layout)
 
 
 class Runner:

@@ -3,9 +3,11 @@
 import ctypes.util
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from torch_tiny.portable import pocl
 from torch_tiny.portable.kind import C_FUNCTIONS, C_INTEGERS, Kind, Launch, Opened, Text
 from torch_tiny.uops import DType, dtypes
 
@@ -24,13 +26,26 @@ _TOGETHER = 64  # kernels in a program: PoCL takes as long for one
 
 
 class _Opened(Opened):
-    def build(self, texts: Sequence[Text]) -> list[Any]:
-        from torch_tiny.uops import opencl
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        from torch_tiny.uops.opencl import version
 
+        self._declares = "PoCL" in version(self.device)
+
+    def build(self, texts: Sequence[Text]) -> list[Any]:
         made = []
         for begin in range(0, len(texts), _TOGETHER):
-            part = [(name, text) for name, text, _ in texts[begin : begin + _TOGETHER]]
-            made += opencl.build(self.device, part)
+            made += self._program([text[:2] for text in texts[begin : begin + _TOGETHER]])
+        return made
+
+    def _program(self, texts: Sequence[tuple[str, str]]) -> list[Any]:
+        from torch_tiny.uops import opencl
+
+        if self._declares:
+            with suppress(RuntimeError):
+                return opencl.build(self.device, texts, pocl.declarations(), pocl.OPTION)
+        made = opencl.build(self.device, texts)
+        self._declares = False  # another PoCL, or a function that we do not know of
         return made
 
     def copy(self, to: Any, of: Any, nbytes: int) -> None:
