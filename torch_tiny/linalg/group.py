@@ -24,6 +24,10 @@ class GroupKernel(Kernel):
     parts: dict[DType, UOp] = field(default_factory=dict)
     """Where threads put what is to be reduced."""
 
+    def part(self, count: int) -> Value:
+        """Which of the groups of a matrix this is."""
+        return self.now(Value(_special(count, "gidx1")))
+
     def end(self) -> list[UOp]:
         """Work memory comes first: some languages have it in the outermost scope only."""
         super().end()
