@@ -64,7 +64,7 @@ class GroupKernel(Kernel):
     def _loop(self, start: "Value | int", stop: "Value | int", kind: AxisType) -> Iterator[Value]:
         if kind is MATRICES:
             self._emitted.append(set())
-            self._thread = Value(_special(self.threads, "lidx0"))
+            self._thread = self.now(Value(_special(self.threads, "lidx0")))
             matrix = self.now(Value(_special(self.batch, "gidx0")))
             # Never negative. Loops whose length is not plain to see are not unrolled.
             self._nothing = self.now((matrix < 0).where(matrix, 0))

@@ -22,7 +22,7 @@ from torch_tiny.uops import UOp, call, dtypes
 from torch_tiny.views import int_shape
 
 # Larger matrices are turned in blocks, by all groups of threads together.
-_ALONE = 64
+_ALONE = 80
 _WIDTH = {dtypes.float32: 32, dtypes.float64: 16}  # of two blocks: fast memory holds three tiles
 _LARGE, _SMALL = 2.0**40, 2.0**-40  # beyond, squares may overflow or vanish
 
@@ -118,7 +118,7 @@ def _eigh_in_blocks(a: UOp, vectors: bool) -> Results:
         values = part_of(diagonal_of(matrix).unsqueeze(-2), (0, 1), (0, n)) * scale
         return sort(values.squeeze(-2), -1, False)[0], full((0,), 0, a.dtype)
     v = _orthogonal(turned)
-    values, order = sort(total(v * matmul(scaled, v), (v.ndim - 2,)), -1, False)
+    values, order = sort(total(v * matmul(scaled, v).contiguous(), (v.ndim - 2,)), -1, False)
     return values * scale.squeeze(-1), _columns(v, order)
 
 
