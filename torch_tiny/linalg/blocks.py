@@ -14,22 +14,23 @@ from torch_tiny.linalg.value import Value, index, pair
 from torch_tiny.uops import dtypes
 
 MOST_SWEEPS = 20
-_AT_ONCE = 8  # neighbours that a thread computes: what it reads of the other factor serves all
+# Of a group. Each has an equal part of a tile; PoCL 3 spoils inner products that some threads skip.
+_THREADS = 128
 # In units of rounding, below which nothing is turned: products leave about as much behind.
 _ENOUGH = 8
 _ENOUGH_OF_LARGEST = 2
 
 
-def block_jacobi(n: int, width: int, two_sided: bool, vectors: bool) -> Steps:
-    """0: the matrix, turned, 1: rotations of each pair, 2: numbers of the pairs, 3: vectors, then
-    the matrix to begin with, and its size. All by rows.
+def block_jacobi(n: int, width: int, two_sided: bool) -> Steps:
+    """0: the matrix, turned, 1: rotations of each pair, 2: numbers of the pairs, 3: the product of
+    all rotations, 4: the matrix to begin with, 5: its size. All by rows.
 
     n: rows and columns, a multiple of width, which two blocks have together. two_sided: rows too
     are turned, else columns become orthogonal. size: about the norm.
     """
-    work = _Blocks(n, width, two_sided, vectors)
+    work = _Blocks(n, width, two_sided)
     tiles = work.pairs * work.pairs
-    rounds = [Step(work.find, work.pairs), Step(work.turn, tiles * (1 + vectors))]
+    rounds = [Step(work.find, work.pairs), Step(work.turn, 2 * tiles)]
     sweep: Steps = [Repeated(work.rounds, rounds), Step(work.check, work.pairs)]
     return [Step(work.begin, work.pairs), Repeated(MOST_SWEEPS, sweep)]
 
@@ -39,7 +40,6 @@ class _Blocks:
     n: int
     width: int
     two_sided: bool
-    vectors: bool
 
     @property
     def pairs(self) -> int:
@@ -49,19 +49,22 @@ class _Blocks:
     def rounds(self) -> int:
         return 2 * self.pairs - 1
 
+    @property
+    def at_once(self) -> int:
+        """Neighbours that a thread computes: what it reads of the other factor serves all."""
+        return max(1, self.width * self.width // _THREADS)
+
     # --- the steps ---
 
     def begin(self, k: Kernel, part: Value) -> None:
-        matrix, given = self._matrix(k, 0), self._matrix(k, 3 + self.vectors)
+        matrix, vectors, given = (self._matrix(k, argument) for argument in (0, 3, 4))
         numbers = self._numbers(k, part)
         numbers.meeting = index(self.rounds - 1)
         numbers.acts, numbers.has_acted, numbers.is_done = index(0), index(0), index(0)
         with k.each(0, self.width * self.n) as e:
             i, j = part * self.width + e // self.n, e % self.n
             matrix[i, j] = given[i, j]
-            if self.vectors:
-                one = k.number(1, matrix.dtype)
-                self._matrix(k, 3)[i, j] = i.differs(j).where(0, one)
+            vectors[i, j] = i.differs(j).where(0, k.number(1, matrix.dtype))
 
     def find(self, k: Kernel, part: Value) -> None:
         """The rotations of a pair in the next round."""
@@ -106,9 +109,8 @@ class _Blocks:
         else:
             with k.when(part < tiles):
                 self._turn_columns(k, self._matrix(k, 0), row, column, tile, right)
-        if self.vectors:
-            with k.when(part > tiles - 1):
-                self._turn_columns(k, self._matrix(k, 3), row, column, tile, right)
+        with k.when(part > tiles - 1):
+            self._turn_columns(k, self._matrix(k, 3), row, column, tile, right)
 
     def check(self, k: Kernel, part: Value) -> None:
         """Whether a sweep found nothing to do."""
@@ -144,7 +146,7 @@ class _Blocks:
 
         Columns that are as short as rounding errors need not be orthogonal.
         """
-        size = k.now(k.argument(4 + self.vectors)[0])
+        size = k.now(k.argument(5)[0])
         unit = PRECISION[size.dtype]
         if self.two_sided:
             return lambda _first, _second, common: common > size * (_ENOUGH * unit)
@@ -165,29 +167,28 @@ class _Blocks:
                 i, j = e // w, e % w
                 small[i, j] = matrix[place(i), place(j)]
             return
-        with k.each(0, w * w // _AT_ONCE) as e:
-            i, j = e % w, e // w * _AT_ONCE
+        with k.each(0, w * w // self.at_once) as e:
+            i, j = e % w, e // w * self.at_once
             mine, others = place(i), place(j)
-            sums = _products(
-                k, self.n, lambda r: matrix[r, mine].conj(), lambda r, t: matrix[r, others + t],
-                k.number(0, matrix.dtype),
-            )  # fmt: skip
+            sums = self._products(
+                k, self.n, lambda r: matrix[r, mine].conj(), lambda r, t: matrix[r, others + t]
+            )
             for t, value in enumerate(sums):
                 small[i, j + t] = value
 
     def _store(self, k: Kernel, part: Value, spare: Matrix, turned: Matrix) -> None:
         """Q + Q (1 - Q^H Q) / 2: what rounding took from its being orthogonal is given back."""
-        w, home, zero = self.width, self._rotations(k), k.number(0, turned.dtype)
-        with k.each(0, w * w // _AT_ONCE) as e:
-            i, j = e % w, e // w * _AT_ONCE
-            sums = _products(
-                k, w, lambda c: turned[c, i].conj(), lambda c, t: turned[c, j + t], zero
+        w, home = self.width, self._rotations(k)
+        with k.each(0, w * w // self.at_once) as e:
+            i, j = e % w, e // w * self.at_once
+            sums = self._products(
+                k, w, lambda c: turned[c, i].conj(), lambda c, t: turned[c, j + t]
             )
             for t, value in enumerate(sums):
                 spare[i, j + t] = (i.differs(j + t).where(-value, 1 - value)) * 0.5
-        with k.each(0, w * w // _AT_ONCE) as e:
-            i, j = e % w, e // w * _AT_ONCE
-            sums = _products(k, w, lambda c: turned[i, c], lambda c, t: spare[c, j + t], zero)
+        with k.each(0, w * w // self.at_once) as e:
+            i, j = e % w, e // w * self.at_once
+            sums = self._products(k, w, lambda c: turned[i, c], lambda c, t: spare[c, j + t])
             for t, value in enumerate(sums):
                 home[part * w + i, j + t] = turned[i, j + t] + value
 
@@ -201,12 +202,9 @@ class _Blocks:
                 i, j = e // w, e % w
                 tile[i, j] = matrix[row * w + i, place(j)]
                 right[i, j] = self._rotations(k)[column * w + i, j]
-            with k.each(0, w * w // _AT_ONCE) as e:
-                i, j = e % w, e // w * _AT_ONCE
-                sums = _products(
-                    k, w, lambda c: tile[i, c], lambda c, t: right[c, j + t],
-                    k.number(0, tile.dtype),
-                )  # fmt: skip
+            with k.each(0, w * w // self.at_once) as e:
+                i, j = e % w, e // w * self.at_once
+                sums = self._products(k, w, lambda c: tile[i, c], lambda c, t: right[c, j + t])
                 to = place(j)
                 for t, value in enumerate(sums):
                     matrix[row * w + i, to + t] = value
@@ -221,25 +219,26 @@ class _Blocks:
             rows = self._places(k, row, above.meeting)
             columns = self._places(k, column, beside.meeting)
             has_rows, has_columns = k.now(above.acts > 0), k.now(beside.acts > 0)
-            zero = k.number(0, tile.dtype)
             with k.each(0, w * w) as e:
                 i, j = e // w, e % w
                 one = i.differs(j).where(0, k.number(1, tile.dtype))
                 left[i, j] = has_rows.where(rotations[row * w + i, j], one)
                 right[i, j] = has_columns.where(rotations[column * w + i, j], one)
-            with k.each(0, w * w // _AT_ONCE) as e:
-                i, j = e % w, e // w * _AT_ONCE
+            with k.each(0, w * w // self.at_once) as e:
+                i, j = e % w, e // w * self.at_once
                 mine = rows(i)
-                sums = _products(
-                    k, w, lambda c: matrix[columns(c), mine].conj(),
-                    lambda c, t: right[c, j + t], zero,
-                )  # fmt: skip
+                sums = self._products(
+                    k,
+                    w,
+                    lambda c: matrix[columns(c), mine].conj(),
+                    lambda c, t: right[c, j + t],
+                )
                 for t, value in enumerate(sums):
                     tile[i, j + t] = value
-            with k.each(0, w * w // _AT_ONCE) as e:
-                i, j = e % w, e // w * _AT_ONCE
-                sums = _products(
-                    k, w, lambda c: left[c, i].conj(), lambda c, t: tile[c, j + t], zero
+            with k.each(0, w * w // self.at_once) as e:
+                i, j = e % w, e // w * self.at_once
+                sums = self._products(
+                    k, w, lambda c: left[c, i].conj(), lambda c, t: tile[c, j + t]
                 )
                 mine, others = rows(i), columns(j)
                 for t, value in enumerate(sums):
@@ -247,6 +246,20 @@ class _Blocks:
                 with k.when(row < column):
                     for t, value in enumerate(sums):
                         matrix[others + t, mine] = value.conj()
+
+    def _products(
+        self, k: Kernel, count: int, mine: Callable[[Value], Value],
+        others: Callable[[Value, int], Value],
+    ) -> list[Value]:  # fmt: skip
+        """Sums of mine(c) others(c, t), for neighbours t. A thread's own work."""
+        zero = k.number(0, self._matrix(k, 0).dtype)
+        start = pair(zero, zero) if k.is_complex else zero
+        sums = [k.scalar(start, zero.dtype) for _ in range(self.at_once)]
+        with k.loop(0, count) as c:
+            one = k.now(mine(c))
+            for t, total in enumerate(sums):
+                total.set(total.get() + one * others(c, t))
+        return [total.get() for total in sums]
 
 
 class _Numbers:
@@ -321,17 +334,3 @@ def _players(number: Value, meeting: Value, rounds: int) -> tuple[Value, Value]:
     """Of a pair in a round."""
     first = number.differs(0).where((meeting + number) % rounds, rounds)
     return first, (meeting - number + rounds) % rounds
-
-
-def _products(
-    k: Kernel, count: int, mine: Callable[[Value], Value],
-    others: Callable[[Value, int], Value], zero: Value,
-) -> list[Value]:  # fmt: skip
-    """Sums of mine(c) others(c, t), for neighbours t. A thread's own work."""
-    start = pair(zero, zero) if k.is_complex else zero
-    sums = [k.scalar(start, zero.dtype) for _ in range(_AT_ONCE)]
-    with k.loop(0, count) as c:
-        one = k.now(mine(c))
-        for t, total in enumerate(sums):
-            total.set(total.get() + one * others(c, t))
-    return [total.get() for total in sums]

@@ -112,47 +112,40 @@ def _completed(us: UOp, columns: int) -> UOp:
 
 
 def _eigh_in_blocks(a: UOp, vectors: bool) -> Results:
-    n, (scaled, scale) = int_shape(a)[-1], _scaled(a)
-    matrix, turned = _turned(scaled, True, vectors)
-    if turned is None:
-        values = part_of(diagonal_of(matrix).unsqueeze(-2), (0, 1), (0, n)) * scale
-        return sort(values.squeeze(-2), -1, False)[0], full((0,), 0, a.dtype)
-    v = _orthogonal(turned)
+    """Values are those of the vectors: what many products make of the diagonal is less precise."""
+    scaled, scale = _scaled(a)
+    v = _turned(scaled, True)
     values, order = sort(total(v * matmul(scaled, v).contiguous(), (v.ndim - 2,)), -1, False)
-    return values * scale.squeeze(-1), _columns(v, order)
+    found = _columns(v, order) if vectors else full((0,), 0, a.dtype)
+    return values * scale.squeeze(-1), found
 
 
 def _svd_in_blocks(r: UOp, vectors: bool) -> Results:
     """Columns of R^T have less in common than those of R."""
-    n, (scaled, scale) = int_shape(r)[-1], _scaled(r.transpose(-1, -2))
-    matrix, turned = _turned(scaled, False, vectors)
-    us = part_of(matrix, (0, n), (0, n))
-    if turned is not None:
-        v = _orthogonal(turned)
-        us = matmul(scaled, v).contiguous()
+    scaled, scale = _scaled(r.transpose(-1, -2))
+    v = _turned(scaled, False)
+    us = matmul(scaled, v).contiguous()
     values, order = sort(call("sqrt", total(us * us, (us.ndim - 2,))), -1, True)
     values = values * scale.squeeze(-1)
-    if turned is None:
+    if not vectors:
         nothing = full((0,), 0, r.dtype)
         return nothing, values, nothing
-    u = _completed(_columns(us, order).contiguous(), n)
+    u = _completed(_columns(us, order).contiguous(), int_shape(r)[-1])
     return _columns(v, order), values, u.transpose(-1, -2)
 
 
-def _turned(a: UOp, two_sided: bool, vectors: bool) -> tuple[UOp, UOp | None]:
-    """The matrix after all rotations, with zeros at its end, and the product of the rotations."""
+def _turned(a: UOp, two_sided: bool) -> UOp:
+    """The product of all rotations."""
     batch, n, _ = sizes_of(a)
     width = _WIDTH[a.dtype]
     size = -(-n // width) * width
-    pairs = size // width
     padded = pad(a, [*((0, 0) for _ in batch), (0, size - n), (0, size - n)])
     norms = call("sqrt", total(a * a, (a.ndim - 2,)).max((a.ndim - 2,)))
-    square = (a.dtype, size * size)
-    results = [square, (a.dtype, size * width), (dtypes.int32, 4 * pairs), *[square] * vectors]
-    numbers = (size, width, two_sided, vectors)
-    matrix, _, _, *rest = run_on("block_jacobi", numbers, batch, results, [padded, norms])
-    turned = part_of(rest[0].reshape((*batch, size, size)), (0, n), (0, n)) if vectors else None
-    return matrix.reshape((*batch, size, size)), turned
+    square, pairs = (a.dtype, size * size), size // width
+    results = [square, (a.dtype, size * width), (dtypes.int32, 4 * pairs), square]
+    numbers = (size, width, two_sided)
+    *_, found = run_on("block_jacobi", numbers, batch, results, [padded, norms])
+    return _orthogonal(part_of(found.reshape((*batch, size, size)), (0, n), (0, n)))
 
 
 def _orthogonal(v: UOp) -> UOp:
