@@ -24,6 +24,10 @@ class GroupKernel(Kernel):
     parts: dict[DType, UOp] = field(default_factory=dict)
     """Where threads put what is to be reduced."""
 
+    def part(self, count: int) -> Value:
+        """Which of the groups of a matrix this is."""
+        return self.now(Value(_special(count, "gidx1")))
+
     def end(self) -> list[UOp]:
         """Work memory comes first: some languages have it in the outermost scope only."""
         super().end()
@@ -60,7 +64,7 @@ class GroupKernel(Kernel):
     def _loop(self, start: "Value | int", stop: "Value | int", kind: AxisType) -> Iterator[Value]:
         if kind is MATRICES:
             self._emitted.append(set())
-            self._thread = Value(_special(self.threads, "lidx0"))
+            self._thread = self.now(Value(_special(self.threads, "lidx0")))
             matrix = self.now(Value(_special(self.batch, "gidx0")))
             # Never negative. Loops whose length is not plain to see are not unrolled.
             self._nothing = self.now((matrix < 0).where(matrix, 0))

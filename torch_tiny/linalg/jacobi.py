@@ -11,7 +11,7 @@ from torch_tiny.linalg.value import Pair, Value, pair
 from torch_tiny.uops import DType, dtypes
 
 _MOST_SWEEPS = 40
-_PRECISION = {dtypes.float32: 2.0**-24, dtypes.float64: 2.0**-53}
+PRECISION = {dtypes.float32: 2.0**-24, dtypes.float64: 2.0**-53}
 
 
 def eigh(k: Kernel, n: int, lower: bool, vectors: bool) -> None:
@@ -28,8 +28,8 @@ def eigh(k: Kernel, n: int, lower: bool, vectors: bool) -> None:
     if turned is not None:
         _set_identity(k, turned)
 
-    def rotation(p: Value, q: Value) -> _Rotation:
-        return _rotation(work[p, p].re, work[q, q].re, work[p, q], lambda off: off.differs(0))
+    def rotation(p: Value, q: Value) -> Rotation:
+        return rotation_of(work[p, p].re, work[q, q].re, work[p, q], lambda off: off.differs(0))
 
     def turn(meeting: Value) -> None:
         for matrix in (work, turned):
@@ -37,7 +37,7 @@ def eigh(k: Kernel, n: int, lower: bool, vectors: bool) -> None:
                 rounds.turn_columns(matrix, meeting)
         rounds.turn_columns(work.adjoint(), meeting)
 
-    rounds.play(size * _PRECISION[work.dtype], rotation, turn)
+    rounds.play(size * PRECISION[work.dtype], rotation, turn)
     place = rounds.in_order(lambda i: work[i, i].re)
     values = k.argument(0)
     with k.each(0, n, per_lane=True) as i:
@@ -63,7 +63,7 @@ def svd(k: Kernel, m: int, n: int, vectors: bool) -> None:
     if turned is not None:
         _set_identity(k, turned)
 
-    def rotation(p: Value, q: Value) -> _Rotation:
+    def rotation(p: Value, q: Value) -> Rotation:
         first, second = (
             k.total((0, m), lambda i, c=c: work[i, c].squared(), work.dtype)  # type: ignore[misc]
             for c in (p, q)
@@ -72,9 +72,9 @@ def svd(k: Kernel, m: int, n: int, vectors: bool) -> None:
         length = first.sqrt() * second.sqrt()
 
         def acts(off: Value) -> Value:
-            return off > length * _PRECISION[work.dtype]
+            return off > length * PRECISION[work.dtype]
 
-        found = _rotation(first, second, both, acts)
+        found = rotation_of(first, second, both, acts)
         counts = acts(found.common)
         return replace(found, common=counts.where(found.common / counts.where(length, 1), 0))
 
@@ -83,7 +83,7 @@ def svd(k: Kernel, m: int, n: int, vectors: bool) -> None:
             if matrix is not None:
                 rounds.turn_columns(matrix, meeting)
 
-    rounds.play(k.number(4 * _PRECISION[work.dtype], work.dtype), rotation, turn)
+    rounds.play(k.number(4 * PRECISION[work.dtype], work.dtype), rotation, turn)
     with k.each(0, n) as j:
         lengths[j] = k.total((0, m), lambda i: work[i, j].squared(), work.dtype).sqrt()
     place = rounds.in_order(lambda j: -lengths[j])
@@ -108,7 +108,7 @@ class _Rounds:
         self.place = k.small_array(dtypes.int32, n)
 
     def play(
-        self, enough: Value, rotation: Callable[[Value, Value], "_Rotation"],
+        self, enough: Value, rotation: Callable[[Value, Value], "Rotation"],
         turn: Callable[[Value], None],
     ) -> None:  # fmt: skip
         """Sweeps, until what pairs still have in common is not more than enough.
@@ -183,7 +183,7 @@ class _WhenBoth:
 
 
 @dataclass(frozen=True)
-class _Rotation:
+class Rotation:
     """Of column p and column q, which first loses a phase if it is complex."""
 
     common: Value
@@ -194,9 +194,9 @@ class _Rotation:
     phase: tuple[Value, ...]
 
 
-def _rotation(
+def rotation_of(
     first: Value, second: Value, both: Value, is_large: Callable[[Value], Value]
-) -> _Rotation:
+) -> Rotation:
     """The one that makes `both` zero, if it is large; Golub and Van Loan, section 8.5."""
     common = both.abs()
     acts = is_large(common)
@@ -210,7 +210,7 @@ def _rotation(
     tangent = acts.where((theta < 0).where(-1 / (root - theta), 1 / (root + theta)), 0)
     cosine = 1 / (tangent * tangent + 1).sqrt()
     sine = tangent * cosine
-    return _Rotation(common, sine / (cosine + 1), sine, phase)
+    return Rotation(common, sine / (cosine + 1), sine, phase)
 
 
 def _largest(k: Kernel, matrix: Matrix) -> Value:

@@ -1,10 +1,12 @@
 """Kernels written in the language of kernel.py, as nodes of a graph of pure values."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from torch_tiny.linalg import cholesky, exponential, jacobi, lu, qr, triangular
+from torch_tiny.linalg import blocks, cholesky, exponential, jacobi, lu, qr, triangular
 from torch_tiny.linalg.group import GroupKernel
 from torch_tiny.linalg.kernel import Argument, Kernel, Style
+from torch_tiny.linalg.sequence import Loops, Steps, in_kernels, in_loops
 from torch_tiny.uops import DType, Ops, Routine, UOp, call, routine_results
 
 ROUTINES: dict[str, Callable[..., None]] = {
@@ -21,6 +23,7 @@ ROUTINES: dict[str, Callable[..., None]] = {
     "svd": jacobi.svd,
     "exponential": exponential.exponential,
 }
+SEQUENCES: dict[str, Callable[..., Steps]] = {"block_jacobi": blocks.block_jacobi}
 COMPLEX = "complex_"
 """Before the name of a routine: its matrices are complex."""
 
@@ -42,13 +45,35 @@ def emitted(routine: Routine, style: Style, scratch: int) -> list[UOp]:
     return _written(Kernel(arguments, routine.batch, style, scratch, is_complex), routine)
 
 
-def emitted_for_groups(routine: Routine, scratch: int, threads: int) -> list[UOp]:
-    """The same, with a group of threads for each matrix spelled out."""
+@dataclass(frozen=True)
+class GroupStep:
+    """A kernel of a routine, and what is repeated after it."""
+
+    uops: list[UOp]
+    parts: int
+    """Groups for each matrix."""
+    loops: Loops = ()
+
+
+def emitted_for_groups(routine: Routine, scratch: int, threads: int) -> list[GroupStep]:
+    """The same, with groups of threads spelled out."""
     arguments, is_complex = _arguments(routine)
-    kernel = GroupKernel(
-        arguments, routine.batch, Style.THREADS, scratch, is_complex, threads=threads
-    )
-    return _written(kernel, routine)
+
+    def kernel() -> GroupKernel:
+        return GroupKernel(
+            arguments, routine.batch, Style.THREADS, scratch, is_complex, threads=threads
+        )
+
+    name = routine.name.removeprefix(COMPLEX)
+    if name not in SEQUENCES:
+        return [GroupStep(_written(kernel(), routine), 1)]
+    made = []
+    for step, loops in in_kernels(SEQUENCES[name](*routine.numbers)):
+        k = kernel()
+        k.begin()
+        step.write(k, k.part(step.parts))
+        made.append(GroupStep(k.end(), step.parts, loops))
+    return made
 
 
 def _arguments(routine: Routine) -> tuple[list[Argument], bool]:
@@ -57,8 +82,12 @@ def _arguments(routine: Routine) -> tuple[list[Argument], bool]:
 
 
 def _written(kernel: Kernel, routine: Routine) -> list[UOp]:
+    name = routine.name.removeprefix(COMPLEX)
     kernel.begin()
-    ROUTINES[routine.name.removeprefix(COMPLEX)](kernel, *routine.numbers)
+    if name in SEQUENCES:
+        in_loops(kernel, SEQUENCES[name](*routine.numbers))
+    else:
+        ROUTINES[name](kernel, *routine.numbers)
     return kernel.end()
 
 

@@ -36,6 +36,7 @@ from torch_tiny.lower import (
     reduce,
     sort,
     special,
+    spectral,
 )
 from torch_tiny.lower.complex_rules import ComplexRule
 from torch_tiny.lower.complex_value import Complex, as_value, is_complex
@@ -48,7 +49,7 @@ Results = tuple[UOp | Complex | None, ...]
 _FAMILIES = (
     activation, antialias, attention, bags, creation, distance, elementwise, fractional, grid,
     histogram, index, linalg, margin, masks, matmul, movement, nn, optim, polynomials, pool, random,
-    reduce, sort, special,
+    reduce, sort, special, spectral,
 )  # fmt: skip
 RULES: dict[str, Rule] = {
     f"aten::{name}": rule for family in _FAMILIES for name, rule in family.TABLE.items()
@@ -101,7 +102,7 @@ _HEAVY = {
 } - {"aten::index_select"}
 
 
-_FACTORIZATIONS = {f"aten::{name}" for name in linalg.TABLE}
+_FACTORIZATIONS = {f"aten::{name}" for name in linalg.TABLE | spectral.TABLE}
 
 
 def lower(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Results:

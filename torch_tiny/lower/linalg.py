@@ -2,7 +2,6 @@
 
 import math
 
-from torch_tiny.lower.conditions import require
 from torch_tiny.lower.layout import is_contiguous
 from torch_tiny.lower.matmul import matmul
 from torch_tiny.lower.matrices import (
@@ -15,7 +14,6 @@ from torch_tiny.lower.matrices import (
     first_info,
     half_of,
     identity,
-    is_finite,
     joined,
     part_of,
     row_order,
@@ -25,9 +23,9 @@ from torch_tiny.lower.matrices import (
     sign_of,
     sizes_of,
 )
-from torch_tiny.lower.promote import Lifted, NoLowering, cast
+from torch_tiny.lower.promote import NoLowering, cast
 from torch_tiny.lower.reduce import product
-from torch_tiny.lower.tools import Results, Rule, arange, cut, full, pad, total
+from torch_tiny.lower.tools import Results, Rule, arange, cut, full, total
 from torch_tiny.uops import UOp, call, dtypes
 from torch_tiny.views import int_shape
 
@@ -367,95 +365,6 @@ def _ormqr(packed: UOp, factors: UOp, x: UOp, left: bool, transpose: bool) -> UO
     return reflected(packed, factors, x, int_shape(x)[-1], transpose)
 
 
-def eigh(a: UOp, triangle: str, vectors: bool) -> Results:
-    batch, n, _ = sizes_of(a)
-    if 0 in a.shape:
-        return full((*batch, n), 0, a.dtype), a if vectors else full((0,), 0, a.dtype)
-    require(is_finite(a))
-    square = (a.dtype, n * n)
-    results = [(a.dtype, n), square, *([square, square] if vectors else [])]
-    lower = triangle.upper() == "L"
-    values, _, *rest = run_on("eigh", (n, lower, vectors), batch, results, [a])
-    found = by_columns(rest[0], batch, n, n) if vectors else full((0,), 0, a.dtype)
-    return values.reshape((*batch, n)), found
-
-
-def svd(a: UOp, full_matrices: bool, vectors: bool, _driver: str | None = None) -> Results:
-    batch, m, n = sizes_of(a)
-    if m < n:
-        vh, values, uh = svd(a.transpose(-1, -2), full_matrices, vectors)
-        if not vectors:
-            return vh, values, uh
-        assert vh is not None and uh is not None
-        return uh.transpose(-1, -2), values, vh.transpose(-1, -2)
-    nothing = full((0,), 0, a.dtype)
-    columns = m if full_matrices else n
-    if 0 in a.shape:
-        values = full((*batch, n), 0, a.dtype)
-        u = identity(batch, m, columns, a.dtype)
-        return (
-            (u, values, identity(batch, n, n, a.dtype)) if vectors else (nothing, values, nothing)
-        )
-    require(is_finite(a))
-    if m > max(BLOCK, n):
-        return _svd_of_triangle(a, columns, vectors)
-    tall, square = (a.dtype, m * n), (a.dtype, n * n)
-    results = [(a.dtype, n), tall, *([tall, square, square] if vectors else [])]
-    values, _, *rest = run_on("svd", (m, n, vectors), batch, results, [a])
-    values = values.reshape((*batch, n))
-    if not vectors:
-        return nothing, values, nothing
-    # Columns of U S are orthogonal but may be zero: Q completes them, up to a sign.
-    packed, factors = geqrf(by_columns(rest[0], batch, m, n))
-    q = reflected(packed, factors, None, columns, False)
-    one = full((), 1, a.dtype)
-    signs = (diagonal_of(packed) < 0).where(-one, one).unsqueeze(-2)
-    if columns > n:
-        signs = pad(signs, [*((0, 0) for _ in batch), (0, 0), (0, columns - n)], 1)
-    return q * signs, values, by_columns(rest[1], batch, n, n).transpose(-1, -2)
-
-
-def _svd_of_triangle(a: UOp, columns: int, vectors: bool) -> Results:
-    """Rotations are of R alone."""
-    batch, m, n = sizes_of(a)
-    packed, factors = geqrf(a)
-    zero = full((), 0, a.dtype)
-    top = part_of(packed, (0, n), (0, n))
-    u, values, vh = svd((arange(n) < arange(n).reshape((n, 1))).where(zero, top), False, vectors)
-    if not vectors:
-        return u, values, vh
-    assert u is not None
-    whole = pad(u, [*((0, 0) for _ in batch), (0, m - n), (0, columns - n)], 0)
-    if columns > n:
-        rest = arange(columns).eq(arange(m).reshape((m, 1))) & (arange(columns) < n).logical_not()
-        whole = rest.where(full((), 1, a.dtype), whole)
-    return reflected(packed, factors, whole, columns, False), values, vh
-
-
-def _lstsq(a: UOp, b: UOp, rcond: float | None, driver: str | None) -> Results:
-    """The shortest of the best solutions, and the rank, as by LAPACK's gelsy."""
-    if driver not in (None, "gelsy") or isinstance(rcond, Lifted):
-        raise NoLowering("other drivers tell more")
-    batch, m, n = sizes_of(a)
-    vector = is_vector(a, b)
-    right = b.unsqueeze(-1) if vector else b
-    if common_batch(a, right) != batch:
-        raise NoLowering("batches that differ")
-    nothing = full((0,), 0, a.dtype)
-    if 0 in (*a.shape, *right.shape):
-        shape = (*batch, n) if vector else (*batch, n, int_shape(right)[-1])
-        return full(shape, 0, a.dtype), nothing, full(batch, 0, dtypes.int64), nothing
-    u, s, vh = svd(a, False, True)
-    assert u is not None and s is not None and vh is not None
-    if rcond is None:
-        rcond = {dtypes.float32: 2.0**-23, dtypes.float64: 2.0**-52}[a.dtype] * max(m, n)
-    counts = s > s.max((s.ndim - 1,), keepdim=True) * rcond
-    inverse = counts.where(1 / counts.where(s, full((), 1, a.dtype)), full((), 0, a.dtype))
-    x = matmul(vh.transpose(-1, -2), matmul(u.transpose(-1, -2), right) * inverse.unsqueeze(-1))
-    rank = total(counts.cast(dtypes.int64), (counts.ndim - 1,))
-    return x.squeeze(-1) if vector else x, nothing, rank, nothing
-
-
 def _exponential(a: UOp) -> UOp:
     batch, n, _ = sizes_of(a)
     if 0 in a.shape:
@@ -489,8 +398,5 @@ TABLE: dict[str, Rule] = {
         lambda packed, factors: reflected(packed, factors, None, int_shape(packed)[-1], False),
     ),
     "ormqr": _ormqr,
-    "_linalg_eigh": eigh,
-    "_linalg_svd": svd,
-    "linalg_lstsq": _lstsq,
     "linalg_matrix_exp": _exponential,
 }

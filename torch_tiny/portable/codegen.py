@@ -17,6 +17,7 @@ from torch_tiny.engine.codegen_routine import RoutineStep
 from torch_tiny.engine.cuda import without_repetition
 from torch_tiny.graph import Buffer
 from torch_tiny.linalg.routine import emitted_for_groups
+from torch_tiny.linalg.sequence import Loops
 from torch_tiny.lower.promote import NoLowering
 from torch_tiny.lower.tools import DTYPES
 from torch_tiny.portable.kind import Kind, Opened, Text
@@ -38,6 +39,7 @@ class Kernel:
     """What its parameters are, see Places."""
     groups: tuple[int, ...]
     threads: tuple[int, ...]
+    loops: Loops = ()
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,9 @@ def generate(
                 temporaries[slot] = -len(sizes)
             uses.append(temporaries[slot] if number is None else number)
         source, threads = piece.source, piece.source.group or (1, 1, 1)
-        kernels.append(Kernel(source.name, source.text, tuple(uses), source.launch, threads))
+        kernels.append(
+            Kernel(source.name, source.text, tuple(uses), source.launch, threads, piece.loops)
+        )
     text = "\n".join(kernel.source for kernel in kernels)
     return Program(tuple(kernels), tuple(sizes), source=text)
 
@@ -118,6 +122,7 @@ class _Piece:
 
     source: Source
     parameters: tuple[tuple[int, int], ...]
+    loops: Loops = ()
 
 
 def _with_numbers(
@@ -149,7 +154,7 @@ def _lowered(
     kind: Kind, opened: Opened, step: Nest | RoutineStep, new: Callable[[DType, int], UOp]
 ) -> Iterator[_Piece]:
     if isinstance(step, RoutineStep):
-        yield _routine(kind, opened, step)
+        yield from _routine(kind, opened, step)
         return
     for nest in without_repetition(step, new):
         for piece in cut_reductions(nest, new, _pieces):
@@ -164,8 +169,8 @@ def _lowered(
             yield _Piece(source, tuple((slots[k], nbytes[slots[k]]) for k in source.slots))
 
 
-def _routine(kind: Kind, opened: Opened, step: RoutineStep) -> _Piece:
-    """A factorization: a group of threads for each matrix of the batch."""
+def _routine(kind: Kind, opened: Opened, step: RoutineStep) -> Iterator[_Piece]:
+    """A factorization: a group of threads for each matrix of the batch, or for parts of it."""
     routine = step.routine
     if routine.batch > _MOST_GROUPS or any(
         dtype.itemsize not in (4, 8) for dtype, _ in routine.sizes
@@ -173,12 +178,13 @@ def _routine(kind: Kind, opened: Opened, step: RoutineStep) -> _Piece:
         raise NoLowering("a factorization of too many matrices, or of small types")
     is_small = max(size for _, size in routine.sizes) <= _SMALL
     threads = _FEW_THREADS if is_small else _MANY_THREADS
-    uops = emitted_for_groups(routine, kind.group_bytes, threads)
-    source = render_linear(uops, opened.renderer, "k", kind.uniform_load)
-    source = replace(source, launch=(routine.batch, 1, 1), group=(threads, 1, 1))
-    source = replace(source, text=kind.finish(source.text))
     sizes = [routine.batch * size * dtype.itemsize for dtype, size in routine.sizes]
-    return _Piece(source, tuple((step.slots[k], sizes[k]) for k in source.slots))
+    for one in emitted_for_groups(routine, kind.group_bytes, threads):
+        source = render_linear(one.uops, opened.renderer, "k", kind.uniform_load)
+        source = replace(source, launch=(routine.batch, one.parts, 1), group=(threads, 1, 1))
+        source = replace(source, text=kind.finish(source.text))
+        uses = tuple((step.slots[k], sizes[k]) for k in source.slots)
+        yield _Piece(source, uses, one.loops)
 
 
 def _rendered(kind: Kind, opened: Opened, plain: UOp) -> Source:

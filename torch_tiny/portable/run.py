@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_tiny import _C
+from torch_tiny.linalg.sequence import unrolled
 from torch_tiny.portable.codegen import Places, built, number_dtype
 from torch_tiny.portable.kind import Kind, Launch, Opened
 from torch_tiny.portable.memory import Memory
@@ -30,8 +31,10 @@ class Region:
         self._places = Places(len(given["buffers"]))
         self._temporaries: list[int] = given["temporaries"]
         count = len(given["kernels"])
-        steps = self._steps([*given["kernels"], *given["guard"]])
-        self._kernels, self._guard = steps[:count], steps[count:]
+        together = [*given["kernels"], *given["guard"]]
+        steps, loops = self._steps(together), [kernel["loops"] for kernel in together]
+        self._kernels = unrolled(steps[:count], loops[:count])
+        self._guard = unrolled(steps[count:], loops[count:])
         self._slots = [i for i, buffer in enumerate(given["buffers"]) if "slot" in buffer]
         self._written = [i for i in self._slots if given["buffers"][i]["written"]]
         self._sizes = {i: given["buffers"][i]["nbytes"] for i in self._written}

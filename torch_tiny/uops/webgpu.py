@@ -68,7 +68,7 @@ class Runner:
     def run(self, launches: Sequence[Launch]) -> None:
         """All of them, in order."""
         device = self._device
-        groups = []
+        groups: dict[tuple[int, ...], Any] = {}  # kernels that are repeated share theirs
         with _Checked(device):
             encoder = webgpu.wgpuDeviceCreateCommandEncoder(
                 device.device_res, webgpu.WGPUCommandEncoderDescriptor()
@@ -77,17 +77,18 @@ class Runner:
                 encoder, webgpu.WGPUComputePassDescriptor()
             )
             for pipeline, buffers, size in launches:
-                group = self._group(pipeline, buffers)
-                groups.append(group)
+                key = (id(pipeline), *map(id, buffers))
+                if key not in groups:
+                    groups[key] = self._group(pipeline, buffers)
                 webgpu.wgpuComputePassEncoderSetPipeline(compute, pipeline.pipeline)
-                webgpu.wgpuComputePassEncoderSetBindGroup(compute, 0, group, 0, None)
+                webgpu.wgpuComputePassEncoderSetBindGroup(compute, 0, groups[key], 0, None)
                 webgpu.wgpuComputePassEncoderDispatchWorkgroups(compute, *size)
             webgpu.wgpuComputePassEncoderEnd(compute)
             commands = webgpu.wgpuCommandEncoderFinish(
                 encoder, webgpu.WGPUCommandBufferDescriptor()
             )
             webgpu.wgpuQueueSubmit(device.queue, 1, (webgpu.WGPUCommandBuffer * 1)(commands))
-        for group in groups:
+        for group in groups.values():
             webgpu.wgpuBindGroupRelease(group)
         webgpu.wgpuComputePassEncoderRelease(compute)
         webgpu.wgpuCommandEncoderRelease(encoder)
