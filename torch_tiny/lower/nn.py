@@ -7,7 +7,7 @@ from torch_tiny.lower.arithmetic import absolute, exp, less_equal, log, maximum,
 from torch_tiny.lower.conditions import require
 from torch_tiny.lower.index import gather, take
 from torch_tiny.lower.promote import Number, as_uop, cast, elementwise, math_dtype
-from torch_tiny.lower.reduce import amax, center
+from torch_tiny.lower.reduce import amax, moments
 from torch_tiny.lower.tools import (
     Results,
     Rule,
@@ -71,10 +71,8 @@ def _half_to_float(flag: bool) -> DType | None:
 
 def _moments(x: UOp, over: tuple[int, ...], eps: Number) -> tuple[UOp, UOp]:
     """Mean and 1/standard deviation, kept as dimensions of 1."""
-    n = float(count(x, over))
-    mean = center(x, over)
-    centered = x - mean
-    variance = total(centered * centered, over, True) / n
+    mean, squares = moments(x, over)
+    variance = squares / float(count(x, over))
     return mean, call("sqrt", variance + as_uop(eps, x.dtype)).reciprocal()
 
 

@@ -48,17 +48,20 @@ def mean(x: UOp, dims: Dims = None, keepdim: bool = False, dtype: DType | None =
     return cast(total(cast(x, result), over, keepdim) / float(count(x, over)), result)
 
 
-def center(x: UOp, over: tuple[int, ...]) -> UOp:
-    """The mean, dimensions kept. That of equal numbers is the number, so that their variance is 0.
+def moments(x: UOp, over: tuple[int, ...]) -> tuple[UOp, UOp]:
+    """The mean, and the sum of squares around it; dimensions are kept.
 
-    So it is on the CPU, and a norm would enlarge the difference by 1/sqrt(eps).
+    Both are corrected for the rounding of the mean: equal numbers have no variance on the CPU, and
+    a norm would enlarge what is left of it by 1/sqrt(eps).
     """
-    shape = int_shape(x)
     n = float(count(x, over))
-    if 0 in shape:
-        return total(x, over, True) / n
-    first = x.shrink(tuple((0, 1 if i in over else size) for i, size in enumerate(shape)))
-    return first + total(x - first, over, True) / n
+    rough = total(x, over, True) / n
+    rest = x - rough
+    excess = total(rest, over, True)
+    shift = excess / n
+    squares = total(rest * rest, over, True) - excess * shift
+    is_finite = shift.eq(shift)  # else the rough mean tells which infinity it is
+    return is_finite.where(rough + shift, rough), maximum(squares, full((), 0, x.dtype))
 
 
 def product(x: UOp, dims: Dims = None, keepdim: bool = False, dtype: DType | None = None) -> UOp:
@@ -102,13 +105,11 @@ def var_mean(
     over = wrap_dims(dims, x.ndim)
     wide = x.cast(math_dtype(x.dtype))
     n = count(x, over)
-    average = center(wide, over)
-    centered = wide - average
+    average, squares = moments(wide, over)
     degrees = float(n) - as_uop(1 if correction is None else correction, wide.dtype)
     degrees = maximum(degrees, full((), 0, wide.dtype))
-    variance = total(centered * centered, over, keepdim) / degrees
     shape = kept_shape(int_shape(x), over, keepdim)
-    return cast(variance, x.dtype), cast(average.reshape(shape), x.dtype)
+    return cast((squares / degrees).reshape(shape), x.dtype), cast(average.reshape(shape), x.dtype)
 
 
 def _std(x: UOp, dims: Dims, correction: Number | None, keepdim: bool) -> UOp:
