@@ -61,7 +61,10 @@ GAPS: list[Gap] = [
 _SIGNS = "an eigenvector's sign is left open, and the sample does not take it out"
 _CHANCE = "of matrices with a large norm either float32 result is off; the CPU's happens to be less"
 
+_ROUNDED = "sums in another order: an error of 9.46e-05, where PyTorch's kernel has one of 9.39e-05"
+
 COMPILED_GAPS: list[Gap] = [
     Gap("linalg.eigh", "forward", "float32", _SIGNS),
     Gap("matrix_exp", "forward", "float32", _CHANCE),
+    Gap("nn.functional.conv_transpose3d", "forward", "complex64", _ROUNDED),
 ]

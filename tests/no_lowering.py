@@ -17,7 +17,7 @@ _REASONS = {
         _linalg_eigvals linalg_eig linalg_ldl_factor_ex linalg_ldl_solve
     """,
     "made of other random operators where numbers are portable": """
-        multinomial randperm rrelu_with_noise
+        multinomial randperm rrelu_with_noise rrelu_with_noise_
     """,
     "no portable numbers of this distribution": """
         _sample_dirichlet _standard_gamma binomial poisson

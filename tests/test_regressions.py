@@ -172,6 +172,8 @@ def test_writes_to_memory_that_elements_share() -> None:
         t0 = torch.tensor([3.0, 3.0], device=device)
         t1 = t0.as_strided((3, 1, 1), (0, 2, 0), 1)
         t1.index_put_((torch.tensor([1, 1], device=device),), t1[0].clone(), accumulate=True)
+        t2 = torch.ones(5, device=device)
+        t2.as_strided((4, 2), (0, 3), 1).fill_(7).zero_()
     """)
 
 

@@ -202,13 +202,13 @@ class _Evaluation:
         first = call.args[0] if call.args else None
         with first_argument(first.spec if isinstance(first, Tensor) else None):
             results = lower(call.op, [self._argument(call, arg) for arg in call.args], {})
-        if any(isinstance(one, Tensor) and _repeats(one.spec) for one in call.written):
-            raise NoLowering("a write to memory that elements share", call.op)
         targets = [*call.results, *call.written]
         if len(results) != len(targets):
             raise NoLowering(f"{len(results)} results for {len(targets)} tensors", call.op)
         for target, value in zip(targets, results, strict=True):
             if isinstance(target, Tensor) and value is not None:
+                if _repeats(target.spec) and not _is_one_number(value):
+                    raise NoLowering("a write to memory that elements share", call.op)
                 self._write(target, _in_range(value))
 
     def _argument(self, call: Call, arg: Any) -> Any:
@@ -288,6 +288,15 @@ class _Evaluation:
             self._numbers[key] = len(self._buffers)
             self._buffers.append(Buffer(dtype, size, slot))
         return self._numbers[key]
+
+
+def _is_one_number(value: UOp | Complex) -> bool:
+    """Whether it is the same for all elements, so that their order does not matter."""
+    if isinstance(value, Complex):
+        return _is_one_number(value.re) and _is_one_number(value.im)
+    while value.op in (Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.CAST):
+        value = value.src[0]
+    return value.op is Ops.CONST
 
 
 def _repeats(spec: ViewSpec) -> bool:

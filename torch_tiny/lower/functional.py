@@ -190,6 +190,8 @@ def _in_place(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
     if not name.endswith("_") or name.startswith("aten::_foreach"):
         return None
     functional = f"{name[:-1]}.{overload}" if overload else name[:-1]
+    if _schema(functional) is None:  # pow_.Tensor is pow.Tensor_Tensor
+        functional = _overload_with(name[:-1], _described(schema.arguments)) or functional
     plan = _plan(functional)
     if plan is None:
         return None
@@ -210,16 +212,8 @@ def _out(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
     name = op.partition(".")[0]
     if not count:
         return None
-    inputs = _described(a for a in schema.arguments if not a.is_out)
-    for overload in _overloads(name):
-        other = _schema(f"{name}.{overload}".removesuffix(".default"))
-        if other is None or any(a.is_out for a in other.arguments):
-            continue
-        if _described(other.arguments) == inputs:
-            plan = _plan(f"{name}.{overload}".removesuffix(".default"))
-            break
-    else:
-        return None
+    functional = _overload_with(name, _described(a for a in schema.arguments if not a.is_out))
+    plan = None if functional is None else _plan(functional)
     if plan is None:
         return None
 
@@ -234,6 +228,18 @@ def _out(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
         )
 
     return _Plan(schema, apply, plan.base)
+
+
+def _overload_with(name: str, arguments: list[str]) -> str | None:
+    """The operator of this name that takes these arguments and makes its result."""
+    for overload in _overloads(name):
+        op = f"{name}.{overload}".removesuffix(".default")
+        schema = _schema(op)
+        if schema is None or any(a.is_out for a in schema.arguments):
+            continue
+        if _described(schema.arguments) == arguments:
+            return op
+    return None
 
 
 def _described(arguments: Iterable[Any]) -> list[str]:
