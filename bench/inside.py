@@ -43,7 +43,7 @@ def settle(step: Callable[[], object]) -> bool:
         steps += 1
         before, runs = runs, _runs()
         running = {plan for plan, count in runs.items() if count != before.get(plan)}
-        if (state := _state(running)) != seen:
+        if (state := _state()) != seen:
             changed, seen = now, state
         quiet = now - changed >= QUIET_SECONDS and steps >= FEWEST_STEPS
         if quiet and not _is_undecided(running):
@@ -77,13 +77,13 @@ def look(step: Callable[[], object], *, settled: bool) -> Inside:
     )
 
 
-def _state(running: set[int]) -> object:
-    """Differs after anything has happened."""
+def _state() -> object:
+    """Differs after anything has happened. Which plans a step runs may alternate forever."""
     if (engine := _engine()) is None:
         return None
     counts = engine.counts
     compiled = counts.waiting, counts.compiles, counts.cache_hits, counts.failures
-    return compiled, [_engines(plan) for plan in _plans() if plan["plan"] in running]
+    return compiled, [_engines(plan) for plan in _plans()]
 
 
 def _is_undecided(running: set[int]) -> bool:
