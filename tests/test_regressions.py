@@ -238,3 +238,13 @@ def test_equal_numbers_have_no_variance() -> None:
         t6 = torch.nn.functional.group_norm(t0, 1)
         t7 = t0[:0].var(0)
     """)
+
+
+# t2: 3, not 1: -0 was taken for a number by its bits
+def test_zeros_below_zero_are_no_numbers() -> None:
+    check("""
+        t0 = torch.tensor([-1.0, 3.0, -2.0], dtype=torch.bfloat16, device=device)
+        t1 = t0 * torch.tensor([0, 1, 0], device=device)
+        t2 = t1.count_nonzero()
+        t3 = t1.bool()
+    """)
