@@ -3,7 +3,7 @@
 With TORCH_TINY_ENGINE=uop they are refused by name.
 """
 
-from torch_tiny.lower import complex_linalg, linalg
+from torch_tiny.lower import complex_linalg, complex_spectral, linalg, spectral
 
 _REASONS = {
     "what the result looks like depends on data: they run at once": """
@@ -47,7 +47,6 @@ REFUSED = {f"aten::{name}": why for why, names in _REFUSED.items() for name in n
 
 # These have one for real numbers only.
 _REAL_ONLY = "_logcumsumexp cumprod logaddexp logspace.out renorm scatter.reduce"
-REAL_ONLY = {
-    f"aten::{name}"
-    for name in (*_REAL_ONLY.split(), *(linalg.TABLE.keys() - complex_linalg.TABLE.keys()))
-}
+_OF_REAL = {*linalg.TABLE, *spectral.TABLE}
+_OF_COMPLEX = {*complex_linalg.TABLE, *complex_spectral.TABLE}
+REAL_ONLY = {f"aten::{name}" for name in (*_REAL_ONLY.split(), *(_OF_REAL - _OF_COMPLEX))}

@@ -23,22 +23,23 @@ def hard(n):
 
 def distances(x, rows, columns, s, sign):
     "From being the matrix, from being orthogonal, and from the values; relative to the norm."
-    rows, columns, s = (y.cpu().double() for y in (rows, columns, s))
+    rows, columns, s = rows.cpu().to(x.dtype), columns.cpu().to(x.dtype), s.cpu().double()
     assert (s.diff() * sign >= 0).all()
     size, k = linalg.matrix_norm(x, 2).clamp_min(1).amax(), s.shape[-1]
     built = (rows[..., :k] * s[..., None, :]) @ columns[..., :k, :]
     exact = linalg.eigvalsh(x) if sign > 0 else linalg.svdvals(x)
-    unit = [m @ m.mT - torch.eye(m.shape[-2]) for m in (rows.mT, columns)]
+    unit = [m @ m.mH - torch.eye(m.shape[-2]) for m in (rows.mH, columns)]
     return torch.stack([y.abs().max() for y in ((built - x) / size, *unit, (s - exact) / size)])
 
 def check(of, x, *how):
-    ours, theirs = of(x.to("tiny"), x.double(), *how), of(x, x.double(), *how)
+    exact = x.to(torch.complex128 if x.is_complex() else torch.float64)
+    ours, theirs = of(x.to("tiny"), exact, *how), of(x, exact, *how)
     assert (ours <= 3 * theirs + 1e-6).all(), (of.__name__, ours, theirs)
 
 def eigh(x, exact):
     values, vectors = linalg.eigh(x)
     assert (linalg.eigvalsh(x, UPLO="U") - values).abs().max() <= 2e-6 * values.abs().max()
-    return distances(exact, vectors, vectors.mT, values, 1)
+    return distances(exact, vectors, vectors.mH, values, 1)
 
 def svd(x, exact, full):
     u, s, vh = linalg.svd(x, full_matrices=full)
@@ -49,6 +50,10 @@ x = hard(97)
 check(eigh, x)
 check(svd, x[:, :, :90], True)
 check(svd, x[:, :90], False)
+phases = torch.polar(torch.ones(97), torch.arange(97.0))
+z = phases[:, None] * x[:3] * phases.conj()
+check(eigh, z)
+check(svd, z[:, :, :90], True)
 """
 BAD = """
 import torch

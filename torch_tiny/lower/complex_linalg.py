@@ -1,44 +1,46 @@
 """Factorizations of complex matrices: the kernels of real ones, on real and imaginary parts."""
 
-import math
-from collections.abc import Sequence
-
-from torch_tiny.linalg.routine import COMPLEX, run
 from torch_tiny.lower import complex_rules, linalg
 from torch_tiny.lower.complex_math import choose, filled, is_zero
+from torch_tiny.lower.complex_matrices import (
+    adjoint_of,
+    by_columns,
+    nothing,
+    run_on,
+    sizes_of,
+    transposed,
+)
 from torch_tiny.lower.complex_rules import ComplexResults, ComplexRule
 from torch_tiny.lower.complex_value import Complex, as_complex, from_real, part_dtype
-from torch_tiny.lower.conditions import require
-from torch_tiny.lower.matrices import INT, common_batch, diagonal_of, identity, is_finite, sign_of
-from torch_tiny.lower.movement import stack
+from torch_tiny.lower.matrices import INT, common_batch, diagonal_of, identity, sign_of
 from torch_tiny.lower.promote import NoLowering
-from torch_tiny.lower.tools import arange, cut, full, pad, total
-from torch_tiny.uops import DType, UOp, call, dtypes
+from torch_tiny.lower.tools import arange, cut, full, total
+from torch_tiny.uops import UOp, call, dtypes
 from torch_tiny.views import int_shape
 
 Batch = tuple[int, ...]
 
 
 def cholesky(a: Complex, upper: bool, _check: bool = False) -> tuple[Complex, UOp]:
-    batch, n, _ = _sizes_of(a)
+    batch, n, _ = sizes_of(a)
     if 0 in a.shape:
         return a, full(batch, 0, dtypes.int32)
     part = a.re.dtype
-    factor, info = _run_on("cholesky", (n, upper), batch, [(part, 2 * n * n), INT], [a])
-    return _by_columns(factor, batch, n, n), info.reshape(batch)
+    factor, info = run_on("cholesky", (n, upper), batch, [(part, 2 * n * n), INT], [a])
+    return by_columns(factor, batch, n, n), info.reshape(batch)
 
 
 def lu_factor(a: Complex, pivot: bool = True, _check: bool = False) -> tuple[Complex, UOp, UOp]:
     if not pivot:
         raise NoLowering("without pivots")
-    batch, m, n = _sizes_of(a)
+    batch, m, n = sizes_of(a)
     count = min(m, n)
     if 0 in a.shape:
         return a, full((*batch, count), 0, dtypes.int32), full(batch, 0, dtypes.int32)
     results = [(a.re.dtype, 2 * m * n), (dtypes.int32, count), INT]
-    factors, pivots, info = _run_on("lu", (m, n), batch, results, [a])
+    factors, pivots, info = run_on("lu", (m, n), batch, results, [a])
     shaped = pivots.reshape((*batch, count)), info.reshape(batch)
-    return _by_columns(factors, batch, m, n), *shaped
+    return by_columns(factors, batch, m, n), *shaped
 
 
 def _lu(a: Complex, pivot: bool) -> ComplexResults:
@@ -54,7 +56,7 @@ def _unpacked(
     assert p is not None and low is not None and up is not None
     assert low_im is not None and up_im is not None
     if data and 0 not in low_im.shape:  # the ones on the diagonal are real
-        batch, m, n = _sizes_of(Complex(low_im, low_im))
+        batch, m, n = sizes_of(Complex(low_im, low_im))
         low_im = low_im - identity(batch, m, n, low_im.dtype)
     return from_real(p), Complex(low, low_im), Complex(up, up_im)
 
@@ -69,29 +71,29 @@ def _solve(a: Complex, b: Complex, left: bool, _check: bool = False) -> ComplexR
 
 def lu_solve(factors: Complex, pivots: UOp, b: Complex, left: bool, adjoint: bool) -> Complex:
     if not left:
-        return _adjoint(lu_solve(factors, pivots, _adjoint(b), True, not adjoint))
+        return adjoint_of(lu_solve(factors, pivots, adjoint_of(b), True, not adjoint))
     batch, n, columns = common_batch(factors.re, b.re), factors.shape[-1], b.shape[-1]
     if 0 in (*batch, n, columns):
-        return _nothing((*batch, n, columns), b.re.dtype)
+        return nothing((*batch, n, columns), b.re.dtype)
     # Its kernel takes the factors by columns.
     given: list[Complex | UOp] = [
-        _expanded(_transposed(factors), batch),
+        _expanded(transposed(factors), batch),
         pivots.expand((*batch, n)),
         _expanded(b, batch),
     ]
     results = [(b.re.dtype, 2 * n * columns)]
-    (x,) = _run_on("lu_solve", (n, columns, adjoint), batch, results, given)
-    return _by_columns(x, batch, n, columns)
+    (x,) = run_on("lu_solve", (n, columns, adjoint), batch, results, given)
+    return by_columns(x, batch, n, columns)
 
 
 def _inverse(a: Complex, _check: bool = False) -> tuple[Complex, UOp]:
-    batch, n, _ = _sizes_of(a)
+    batch, n, _ = sizes_of(a)
     if 0 in a.shape:
         return a, full(batch, 0, dtypes.int32)
     square = (a.re.dtype, 2 * n * n)
     results = [square, square, (dtypes.int32, n), INT]
-    inverse, _, _, info = _run_on("solve", (n, 0), batch, results, [a])
-    return _by_columns(inverse, batch, n, n), info.reshape(batch)
+    inverse, _, _, info = run_on("solve", (n, 0), batch, results, [a])
+    return by_columns(inverse, batch, n, n), info.reshape(batch)
 
 
 def _det(a: Complex) -> ComplexResults:
@@ -104,7 +106,7 @@ def _slogdet(a: Complex) -> ComplexResults:
     factors, pivots, _ = lu_factor(a)
     diagonal = factors.each(diagonal_of)
     if 0 in a.shape:
-        batch, _, _ = _sizes_of(a)
+        batch, _, _ = sizes_of(a)
         sizes = full(batch, 0, a.re.dtype)
         return _product(diagonal), sizes, factors, pivots
     size = diagonal.abs()
@@ -116,38 +118,38 @@ def _slogdet(a: Complex) -> ComplexResults:
 
 def solve_triangular(a: Complex, b: Complex, upper: bool, left: bool, unit: bool) -> Complex:
     if not left:
-        return _transposed(solve_triangular(_transposed(a), _transposed(b), not upper, True, unit))
+        return transposed(solve_triangular(transposed(a), transposed(b), not upper, True, unit))
     part = part_dtype(a, b)
     a, b = as_complex(a, part), as_complex(b, part)
     batch, n, columns = common_batch(a.re, b.re), a.shape[-1], b.shape[-1]
     if 0 in (*batch, n, columns):
-        return _nothing((*batch, n, columns), part)
+        return nothing((*batch, n, columns), part)
     given = [_expanded(a, batch), _expanded(b, batch)]
     numbers = (n, columns, upper, unit)
-    (x,) = _run_on("triangular_solve", numbers, batch, [(part, 2 * n * columns)], given)
-    return _by_columns(x, batch, n, columns)
+    (x,) = run_on("triangular_solve", numbers, batch, [(part, 2 * n * columns)], given)
+    return by_columns(x, batch, n, columns)
 
 
 def _old_triangular_solve(
     b: Complex, a: Complex, upper: bool, transpose: bool, unit: bool
 ) -> ComplexResults:
     if transpose:
-        return solve_triangular(_transposed(a), b, not upper, True, unit), a
+        return solve_triangular(transposed(a), b, not upper, True, unit), a
     return solve_triangular(a, b, upper, True, unit), a
 
 
 def cholesky_solve(b: Complex, factor: Complex, upper: bool) -> Complex:
     batch, n, columns = common_batch(factor.re, b.re), factor.shape[-1], b.shape[-1]
     if 0 in (*batch, n, columns):
-        return _nothing((*batch, n, columns), b.re.dtype)
+        return nothing((*batch, n, columns), b.re.dtype)
     given = [_expanded(factor, batch), _expanded(b, batch)]
     results = [(b.re.dtype, 2 * n * columns)]
-    (x,) = _run_on("cholesky_solve", (n, columns, upper), batch, results, given)
-    return _by_columns(x, batch, n, columns)
+    (x,) = run_on("cholesky_solve", (n, columns, upper), batch, results, given)
+    return by_columns(x, batch, n, columns)
 
 
 def _cholesky_inverse(factor: Complex, upper: bool) -> Complex:
-    batch, n, _ = _sizes_of(factor)
+    batch, n, _ = sizes_of(factor)
     return cholesky_solve(from_real(identity(batch, n, n, factor.re.dtype)), factor, upper)
 
 
@@ -155,34 +157,34 @@ def _cholesky_inverse(factor: Complex, upper: bool) -> Complex:
 
 
 def geqrf(a: Complex) -> tuple[Complex, Complex]:
-    batch, m, n = _sizes_of(a)
+    batch, m, n = sizes_of(a)
     count, part = min(m, n), a.re.dtype
     if 0 in a.shape:
-        return a, _nothing((*batch, count), part)
+        return a, nothing((*batch, count), part)
     results = [(part, 2 * m * n), (part, 2 * count)]
-    packed, factors = _run_on("geqrf", (m, n), batch, results, [a])
-    found = _by_columns(factors, batch, count, 1).each(lambda p: p.reshape((*batch, count)))
-    return _by_columns(packed, batch, m, n), found
+    packed, factors = run_on("geqrf", (m, n), batch, results, [a])
+    found = by_columns(factors, batch, count, 1).each(lambda p: p.reshape((*batch, count)))
+    return by_columns(packed, batch, m, n), found
 
 
 def reflected(
     packed: Complex, factors: Complex, x: Complex | None, columns: int, forward: bool
 ) -> Complex:
     """Q X or Q^H X; the first columns of Q without an X."""
-    batch, m, _ = _sizes_of(packed)
+    batch, m, _ = sizes_of(packed)
     count, part = factors.shape[-1], packed.re.dtype
     if 0 in (*batch, m, columns, count):
         return from_real(identity(batch, m, columns, part)) if x is None else x
-    used = _transposed(packed.each(lambda p: cut(p, p.ndim - 1, 0, count)))
+    used = transposed(packed.each(lambda p: cut(p, p.ndim - 1, 0, count)))
     column = factors.each(lambda p: p.unsqueeze(-1))
     given = [used, column] if x is None else [used, column, x]
     numbers = (m, count, columns, forward, x is not None)
-    (result,) = _run_on("reflect", numbers, batch, [(part, 2 * m * columns)], given)
-    return _by_columns(result, batch, m, columns)
+    (result,) = run_on("reflect", numbers, batch, [(part, 2 * m * columns)], given)
+    return by_columns(result, batch, m, columns)
 
 
 def qr(a: Complex, mode: str) -> tuple[Complex, Complex]:
-    _, m, n = _sizes_of(a)
+    _, m, n = sizes_of(a)
     packed, factors = geqrf(a)
     rows = m if mode == "complete" else min(m, n)
     zero = full((), 0, a.re.dtype)
@@ -193,115 +195,27 @@ def qr(a: Complex, mode: str) -> tuple[Complex, Complex]:
 
     r = packed.each(above)
     if mode == "r":
-        return _nothing((0,), a.re.dtype), r
+        return nothing((0,), a.re.dtype), r
     return reflected(packed, factors, None, rows, False), r
 
 
 def _ormqr(packed: Complex, factors: Complex, x: Complex, left: bool, transpose: bool) -> Complex:
     if not left:
-        return _adjoint(_ormqr(packed, factors, _adjoint(x), True, not transpose))
+        return adjoint_of(_ormqr(packed, factors, adjoint_of(x), True, not transpose))
     return reflected(packed, factors, x, x.shape[-1], transpose)
 
 
-def eigh(a: Complex, triangle: str, vectors: bool) -> ComplexResults:
-    batch, n, _ = _sizes_of(a)
-    part = a.re.dtype
-    if 0 in a.shape:
-        return full((*batch, n), 0, part), a if vectors else _nothing((0,), part)
-    _require_finite(a)
-    square = (part, 2 * n * n)
-    results = [(part, n), square, *([square, square] if vectors else [])]
-    numbers = (n, triangle.upper() == "L", vectors)
-    values, _, *rest = _run_on("eigh", numbers, batch, results, [a])
-    found = _by_columns(rest[0], batch, n, n) if vectors else _nothing((0,), part)
-    return values.reshape((*batch, n)), found
-
-
-def svd(
-    a: Complex, full_matrices: bool, vectors: bool, _driver: str | None = None
-) -> ComplexResults:
-    batch, m, n = _sizes_of(a)
-    part = a.re.dtype
-    if m < n:
-        vh, values, uh = svd(_adjoint(a), full_matrices, vectors)
-        if not vectors:
-            return vh, values, uh
-        assert isinstance(vh, Complex) and isinstance(uh, Complex)
-        return _adjoint(uh), values, _adjoint(vh)
-    nothing = _nothing((0,), part)
-    columns = m if full_matrices else n
-    if 0 in a.shape:
-        values = full((*batch, n), 0, part)
-        u, v = (from_real(identity(batch, k, c, part)) for k, c in ((m, columns), (n, n)))
-        return (u, values, v) if vectors else (nothing, values, nothing)
-    _require_finite(a)
-    tall, square = (part, 2 * m * n), (part, 2 * n * n)
-    results = [(part, n), tall, *([tall, square, square] if vectors else [])]
-    values, _, *rest = _run_on("svd", (m, n, vectors), batch, results, [a])
-    values = values.reshape((*batch, n))
-    if not vectors:
-        return nothing, values, nothing
-    # Columns of U S are orthogonal but may be zero: Q completes them, up to a sign.
-    packed, factors = geqrf(_by_columns(rest[0], batch, m, n))
-    q = reflected(packed, factors, None, columns, False)
-    one = full((), 1, part)
-    signs = (diagonal_of(packed.re) < 0).where(-one, one).unsqueeze(-2)
-    if columns > n:
-        signs = pad(signs, [*((0, 0) for _ in batch), (0, 0), (0, columns - n)], 1)
-    return q.scaled(signs), values, _adjoint(_by_columns(rest[1], batch, n, n))
-
-
 # --- pieces ---
-
-
-def _run_on(
-    name: str, numbers: Sequence[int], batch: Batch,
-    results: Sequence[tuple[DType, int]], given: Sequence[Complex | UOp],
-) -> list[UOp]:  # fmt: skip
-    flat = [stack([x.re, x.im], x.ndim - 2) if isinstance(x, Complex) else x for x in given]
-    numbers = [int(v) for v in numbers]
-    return run(COMPLEX + name, numbers, math.prod(batch), results, flat)
-
-
-def _sizes_of(a: Complex) -> tuple[Batch, int, int]:
-    if a.re.dtype not in (dtypes.float32, dtypes.float64):
-        raise NoLowering("factorizations are of float32 and float64")
-    *batch, m, n = a.shape
-    return tuple(batch), m, n
-
-
-def _by_columns(flat: UOp, batch: Batch, m: int, n: int) -> Complex:
-    both = flat.reshape((*batch, 2, n, m)).transpose(-1, -2)
-    at = len(batch)
-    re, im = (cut(both, at, part, part + 1).squeeze(at) for part in range(2))
-    return Complex(re, im)
-
-
-def _transposed(a: Complex) -> Complex:
-    return a.each(lambda p: p.transpose(-1, -2))
-
-
-def _adjoint(a: Complex) -> Complex:
-    return _transposed(a).conj()
 
 
 def _expanded(a: Complex, batch: Batch) -> Complex:
     return a.each(lambda p: p.expand((*batch, *int_shape(p)[-2:])))
 
 
-def _nothing(shape: tuple[int, ...], part: DType) -> Complex:
-    return Complex(full(shape, 0, part), full(shape, 0, part))
-
-
 def _product(z: Complex) -> Complex:
     found = complex_rules.TABLE["prod.dim_int"](z, -1, False, None)
     assert isinstance(found, Complex)
     return found
-
-
-def _require_finite(a: Complex) -> None:
-    require(is_finite(a.re))
-    require(is_finite(a.im))
 
 
 TABLE: dict[str, ComplexRule] = {
@@ -326,6 +240,4 @@ TABLE: dict[str, ComplexRule] = {
         lambda packed, factors: reflected(packed, factors, None, packed.shape[-1], False),
     ),
     "ormqr": _ormqr,
-    "_linalg_eigh": eigh,
-    "_linalg_svd": svd,
 }

@@ -14,6 +14,7 @@ from torch_tiny.lower import (
     bags,
     complex_linalg,
     complex_rules,
+    complex_spectral,
     creation,
     decompose,
     distance,
@@ -56,7 +57,7 @@ RULES: dict[str, Rule] = {
 }
 COMPLEX_RULES: dict[str, ComplexRule] = {
     f"aten::{name}": rule
-    for family in (complex_rules, complex_linalg, fft)
+    for family in (complex_rules, complex_linalg, complex_spectral, fft)
     for name, rule in family.TABLE.items()
 }
 # These make complex tensors of real ones.

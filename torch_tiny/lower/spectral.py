@@ -22,7 +22,7 @@ from torch_tiny.uops import UOp, call, dtypes
 from torch_tiny.views import int_shape
 
 # Larger matrices are turned in blocks, by all groups of threads together.
-_ALONE = 80
+ALONE = 80
 _WIDTH = {dtypes.float32: 32, dtypes.float64: 16}  # of two blocks: fast memory holds three tiles
 _LARGE, _SMALL = 2.0**40, 2.0**-40  # beyond, squares may overflow or vanish
 
@@ -33,7 +33,7 @@ def eigh(a: UOp, triangle: str, vectors: bool) -> Results:
         return full((*batch, n), 0, a.dtype), a if vectors else full((0,), 0, a.dtype)
     require(is_finite(a))
     lower = triangle.upper() == "L"
-    if n > _ALONE:
+    if n > ALONE:
         return _eigh_in_blocks(_symmetric(a, lower), vectors)
     square = (a.dtype, n * n)
     results = [(a.dtype, n), square, *([square, square] if vectors else [])]
@@ -59,7 +59,7 @@ def svd(a: UOp, full_matrices: bool, vectors: bool, _driver: str | None = None) 
             (u, values, identity(batch, n, n, a.dtype)) if vectors else (nothing, values, nothing)
         )
     require(is_finite(a))
-    if m > max(BLOCK, n) or n > _ALONE:
+    if m > max(BLOCK, n) or n > ALONE:
         return _svd_of_triangle(a, columns, vectors)
     return _svd_alone(a, columns, vectors)
 
@@ -85,7 +85,7 @@ def _svd_of_triangle(a: UOp, columns: int, vectors: bool) -> Results:
     zero = full((), 0, a.dtype)
     top = part_of(packed, (0, n), (0, n))
     r = (arange(n) < arange(n).reshape((n, 1))).where(zero, top)
-    u, values, vh = _svd_in_blocks(r, vectors) if n > _ALONE else _svd_alone(r, n, vectors)
+    u, values, vh = _svd_in_blocks(r, vectors) if n > ALONE else _svd_alone(r, n, vectors)
     if not vectors:
         return u, values, vh
     assert u is not None
@@ -116,7 +116,7 @@ def _eigh_in_blocks(a: UOp, vectors: bool) -> Results:
     scaled, scale = _scaled(a)
     v = _turned(scaled, True)
     values, order = sort(total(v * matmul(scaled, v).contiguous(), (v.ndim - 2,)), -1, False)
-    found = _columns(v, order) if vectors else full((0,), 0, a.dtype)
+    found = columns_of(v, order) if vectors else full((0,), 0, a.dtype)
     return values * scale.squeeze(-1), found
 
 
@@ -130,8 +130,8 @@ def _svd_in_blocks(r: UOp, vectors: bool) -> Results:
     if not vectors:
         nothing = full((0,), 0, r.dtype)
         return nothing, values, nothing
-    u = _completed(_columns(us, order).contiguous(), int_shape(r)[-1])
-    return _columns(v, order), values, u.transpose(-1, -2)
+    u = _completed(columns_of(us, order).contiguous(), int_shape(r)[-1])
+    return columns_of(v, order), values, u.transpose(-1, -2)
 
 
 def _turned(a: UOp, two_sided: bool) -> UOp:
@@ -157,11 +157,15 @@ def _orthogonal(v: UOp) -> UOp:
 
 def _scaled(a: UOp) -> tuple[UOp, UOp]:
     """So that squares neither overflow nor vanish, and by what."""
-    largest = call("fabs", a).max((a.ndim - 2, a.ndim - 1), keepdim=True)
-    one = full((), 1, a.dtype)
-    is_usual = (largest < _LARGE) & (largest > _SMALL)
-    scale = (is_usual | largest.eq(0)).where(one, largest)
+    scale = scale_of(call("fabs", a))
     return (a / scale).contiguous(), scale
+
+
+def scale_of(sizes: UOp) -> UOp:
+    """What to divide a matrix by, given the sizes of its elements; mostly 1, exactly."""
+    largest = sizes.max((sizes.ndim - 2, sizes.ndim - 1), keepdim=True)
+    is_usual = (largest < _LARGE) & (largest > _SMALL)
+    return (is_usual | largest.eq(0)).where(full((), 1, sizes.dtype), largest)
 
 
 def _symmetric(a: UOp, lower: bool) -> UOp:
@@ -171,7 +175,7 @@ def _symmetric(a: UOp, lower: bool) -> UOp:
     return is_other.where(a.transpose(-1, -2), a)
 
 
-def _columns(x: UOp, order: UOp) -> UOp:
+def columns_of(x: UOp, order: UOp) -> UOp:
     return gathered(x, x.ndim - 1, order.cast(dtypes.int32).unsqueeze(-2).expand(int_shape(x)))
 
 
