@@ -53,7 +53,7 @@ check(svd, x[:, :90], False)
 phases = torch.polar(torch.ones(97), torch.arange(97.0))
 z = phases[:, None] * x[:3] * phases.conj()
 check(eigh, z)
-check(svd, z[:, :, :90], True)
+check(svd, z, True)
 """
 BAD = """
 import torch

@@ -16,11 +16,13 @@ from torch_tiny.lower.complex_rules import ComplexResults, ComplexRule
 from torch_tiny.lower.complex_value import Complex, from_real
 from torch_tiny.lower.matrices import diagonal_of, identity, part_of
 from torch_tiny.lower.sort import sort
-from torch_tiny.lower.spectral import ALONE, columns_of, scale_of
+from torch_tiny.lower.spectral import columns_of, scale_of
 from torch_tiny.lower.tools import arange, full, pad, total
 from torch_tiny.uops import UOp, call, dtypes
 
-_WIDTH = 16  # of two blocks, as in spectral.py
+# As in spectral.py; the blocks are smaller, and worth it later.
+_ALONE = 96
+_WIDTH = 16
 
 
 def eigh(a: Complex, triangle: str, vectors: bool) -> ComplexResults:
@@ -30,7 +32,7 @@ def eigh(a: Complex, triangle: str, vectors: bool) -> ComplexResults:
         return full((*batch, n), 0, part), a if vectors else nothing((0,), part)
     require_finite(a)
     lower = triangle.upper() == "L"
-    if n > ALONE:
+    if n > _ALONE:
         return _eigh_in_blocks(_hermitian(a, lower), vectors)
     square = (part, 2 * n * n)
     results = [(part, n), square, *([square, square] if vectors else [])]
@@ -58,7 +60,7 @@ def svd(
         u, v = (from_real(identity(batch, k, c, part)) for k, c in ((m, columns), (n, n)))
         return (u, values, v) if vectors else (empty, values, empty)
     require_finite(a)
-    if n > ALONE:
+    if n > _ALONE:
         return _svd_in_blocks(a, columns, vectors)
     tall, square = (part, 2 * m * n), (part, 2 * n * n)
     results = [(part, n), tall, *([tall, square, square] if vectors else [])]

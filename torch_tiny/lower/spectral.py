@@ -22,7 +22,7 @@ from torch_tiny.uops import UOp, call, dtypes
 from torch_tiny.views import int_shape
 
 # Larger matrices are turned in blocks, by all groups of threads together.
-ALONE = 80
+_ALONE = 80
 _WIDTH = {dtypes.float32: 32, dtypes.float64: 16}  # of two blocks: fast memory holds three tiles
 _LARGE, _SMALL = 2.0**40, 2.0**-40  # beyond, squares may overflow or vanish
 
@@ -33,7 +33,7 @@ def eigh(a: UOp, triangle: str, vectors: bool) -> Results:
         return full((*batch, n), 0, a.dtype), a if vectors else full((0,), 0, a.dtype)
     require(is_finite(a))
     lower = triangle.upper() == "L"
-    if n > ALONE:
+    if n > _ALONE:
         return _eigh_in_blocks(_symmetric(a, lower), vectors)
     square = (a.dtype, n * n)
     results = [(a.dtype, n), square, *([square, square] if vectors else [])]
@@ -59,7 +59,7 @@ def svd(a: UOp, full_matrices: bool, vectors: bool, _driver: str | None = None) 
             (u, values, identity(batch, n, n, a.dtype)) if vectors else (nothing, values, nothing)
         )
     require(is_finite(a))
-    if m > max(BLOCK, n) or n > ALONE:
+    if m > max(BLOCK, n) or n > _ALONE:
         return _svd_of_triangle(a, columns, vectors)
     return _svd_alone(a, columns, vectors)
 
@@ -85,7 +85,7 @@ def _svd_of_triangle(a: UOp, columns: int, vectors: bool) -> Results:
     zero = full((), 0, a.dtype)
     top = part_of(packed, (0, n), (0, n))
     r = (arange(n) < arange(n).reshape((n, 1))).where(zero, top)
-    u, values, vh = _svd_in_blocks(r, vectors) if n > ALONE else _svd_alone(r, n, vectors)
+    u, values, vh = _svd_in_blocks(r, vectors) if n > _ALONE else _svd_alone(r, n, vectors)
     if not vectors:
         return u, values, vh
     assert u is not None
