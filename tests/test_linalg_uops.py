@@ -266,9 +266,9 @@ def test_types_and_layouts_of_the_arguments() -> None:
     check(program, general(4, 4))
 
 
-@pytest.mark.parametrize(("n", "batch"), [(7, 5), (40, 2)], ids=str)
+@pytest.mark.parametrize(("n", "batch"), [(7, 5), (40, 2), (97, 1)], ids=str)
 def test_threads_of_a_gpu(n: int, batch: int, tmp_path: Path) -> None:
-    """A warp for each small matrix, a block for each larger one, in an emulation."""
+    """A warp for each small matrix, a block for each larger one, in an emulation; 97: in blocks."""
     x = general(batch, n, n).float()
     given = buffer_param(0, dtypes.float32, x.numel()).reshape(tuple(x.shape))
     symmetric = given + given.transpose(-1, -2)

@@ -41,6 +41,7 @@ def in_loops(k: Kernel, steps: Steps) -> None:
         else:
             with k.loop(0, step.parts) as part:
                 step.write(k, part)
+                k.barrier()  # the next step reads what this one wrote
 
 
 def in_kernels(steps: Steps) -> list[tuple[Step, Loops]]:
