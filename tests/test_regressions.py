@@ -248,3 +248,27 @@ def test_zeros_below_zero_are_no_numbers() -> None:
         t2 = t1.count_nonzero()
         t3 = t1.bool()
     """)
+
+
+# t1: inf-infj, not -inf+infj: the CPU divides by the size of a zero, also by that of a real one
+def test_complex_numbers_divided_by_real_zeros() -> None:
+    check("""
+        t0 = torch.tensor([-1.5 + 1j, complex(float("inf"), 0)], device=device)
+        t1 = t0 / torch.tensor([-0.0], device=device)
+        t2 = t0 / torch.tensor([-0.0], dtype=torch.bfloat16, device=device)
+        t3 = t0 / 2.0
+    """)
+
+
+# t1: 2, not 0: the bits of a bfloat16 of -0 are not 0
+def test_zeros_below_zero_of_half_types() -> None:
+    check("""
+        t0 = torch.tensor([1.0, -1.0, 2.0, -0.0], dtype=torch.bfloat16, device=device).mul_(0)
+        t1 = t0.count_nonzero()
+        t2 = t0.bool()
+        t3 = t0.half().bool()
+        t4 = t0.half().count_nonzero()
+        t5 = (t0 / t0).bool()
+        t6 = t0.any()
+        t7 = t0 == -t0
+    """)

@@ -111,7 +111,7 @@ def _divide(a: Given, b: Given, rounding: str | None = None) -> Complex:
     if rounding is not None:
         raise NoLowering("complex numbers are not rounded")
     x, y = promoted(a, b)
-    return _rounded(x / y if isinstance(b, Complex) else Complex(x.re / y.re, x.im / y.re), a, b)
+    return _rounded(x / y, a, b)
 
 
 def _equal(a: Given, b: Given) -> UOp:

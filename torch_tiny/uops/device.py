@@ -188,7 +188,9 @@ def _open(ctx: _Opening, u: UOp) -> UOp | None:
 def _differ(ctx: _Opening, u: UOp) -> UOp | None:
     if u.src[0].dtype not in dtypes.floats or u.src[0] is u.src[1]:
         return None
-    return UOp(Ops.CUSTOM, dtypes.bool, u.src, ctx.template("differ", u.src[0].dtype))
+    # Half types are bits in some languages, and those of -0 are not those of 0.
+    src = tuple(s.cast(dtypes.float32) if s.dtype.itemsize == 2 else s for s in u.src)
+    return UOp(Ops.CUSTOM, dtypes.bool, src, ctx.template("differ", src[0].dtype))
 
 
 # NaN differs from everything, which not every language's != says.
