@@ -103,7 +103,7 @@ def cast(x: UOp, dtype: DType) -> UOp:
     if x.dtype == dtype:
         return x
     if dtype == dtypes.bool:
-        return x.cast(math_dtype(x.dtype)).ne(0)  # -0 in half precision may be kept as bits
+        return x.ne(0)
     if is_float(x.dtype) and is_int(dtype) and dtype not in (dtypes.int32, dtypes.int64):
         # C leaves a float out of range of a small integer undefined.
         return x.cast(dtypes.int64).cast(dtype)
