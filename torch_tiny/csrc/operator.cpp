@@ -171,7 +171,8 @@ Operator::Operator(const c10::OperatorHandle& op)
   if (op.hasTag(at::Tag::data_dependent_output) || (told_by_data && !masks_matter)) {
     kind = Kind::kAtOnce;
   }
-  bumps_versions = name.rfind("aten::_foreach_", 0) == 0 && writes_any;
+  is_listwise = name.rfind("aten::_foreach_", 0) == 0;
+  bumps_versions = is_listwise && writes_any;
   asks_grad_mode = name == "aten::mkldnn_rnn_layer";
   warns_in_vain = name == "aten::_cudnn_rnn";  // weights are in one piece on plain CUDA only
   hidden_generator = op.hasTag(at::Tag::nondeterministic_seeded) && generator < 0;

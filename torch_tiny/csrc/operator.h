@@ -36,6 +36,7 @@ struct Operator {
   bool asks_grad_mode = false;     // whether to save what only a backward pass needs
   bool warns_in_vain = false;      // of what a program on this device cannot change
   bool floats_matter = false;      // e.g. arange: float arguments decide the size
+  bool is_listwise = false;        // the same for each place of its lists of tensors
   bool bumps_versions = false;     // of the lists it writes: autograd leaves that to the kernel
   bool takes_cpu_tensors = false;  // a copy: its source may be anywhere
   std::vector<bool> writes;        // per argument

@@ -5,6 +5,7 @@
 
 #include "generator.h"
 #include "host_call.h"
+#include "lists.h"
 #include "note.h"
 #include "portable_random.h"
 #include "run.h"
@@ -181,6 +182,24 @@ double rough_bytes(const Arguments& arguments) {
     widest *= static_cast<double>(size);
   }
   return std::max(stored, widest);
+}
+
+// A call that is like none before it, recorded all the same: running lists of many tensors takes
+// less memory together with the calls that follow.
+bool foretell_large_lists(
+    Operator& op, Queue& queue, c10::ArrayRef<c10::IValue> given, const Arguments& arguments) {
+  if (!op.is_listwise || !host_device(arguments.device).is_cpu() ||
+      rough_bytes(arguments) <= kMostRehearsed) {
+    return false;
+  }
+  auto signature = make_signature(op, given, arguments);
+  if (!foretell_lists(*signature, given, arguments)) {
+    return false;
+  }
+  std::lock_guard lock(queue.mutex);
+  ++queue.metrics.metadata_misses;
+  queue.signatures.insert(std::move(signature));
+  return true;
 }
 
 // On a portable device, where running it would mean copies: a small call is rehearsed on the CPU
@@ -373,7 +392,8 @@ void record(const c10::OperatorHandle& handle, c10::Stack* stack) {
     push_results(op, signature, given, locked, arguments.device, results);
   };
   bool known = record_known(op, arguments, note_results);
-  if (!known && is_portable(arguments.device) && foretell(op, queue, given, arguments)) {
+  const auto foretold = is_portable(arguments.device) ? &foretell : &foretell_large_lists;
+  if (!known && foretold(op, queue, given, arguments)) {
     known = record_known(op, arguments, note_results);
   }
   if (!known) {

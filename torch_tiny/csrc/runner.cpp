@@ -79,6 +79,14 @@ void Runner::run() {
     return run_steps(*plan_.compiled);
   }
   for (size_t i = 0; i < trace_.calls.size(); ++i) {
+    // A GPU would be given more to launch.
+    if (trace_.calls[i].signature->op->is_listwise && host_.is_cpu() && !is_portable_) {
+      if (const auto end = lists_end(i); end > i + 1) {
+        run_lists(i, end);
+        i = end - 1;
+        continue;
+      }
+    }
     run_one(trace_.calls[i]);
     for (auto k = plan_.release_begin[i]; k < plan_.release_begin[i + 1]; ++k) {
       release(plan_.release[k]);
@@ -111,12 +119,14 @@ void Runner::run_steps(Compiled& compiled) {
   }
 }
 
-void Runner::run_one(const Call& call) {
-  if (auto failed = failed_input(call)) {
+// All of a call, or from one place in its lists to another.
+void Runner::run_one(const Call& call, size_t first, size_t last) {
+  const bool is_whole = last == kAll;
+  if (auto failed = is_whole || failure != nullptr ? failed_input(call) : nullptr) {
     return fail(call, failed);
   }
   try {
-    run_call(call);
+    is_whole ? run_call(call) : run_part(call, first, last);
   } catch (c10::Error& error) {
     add_context(error, *call.signature->op, describe(call.where));
     fail(call, std::current_exception());
@@ -406,7 +416,7 @@ std::exception_ptr Runner::failed_input(const Call& call) const {
     if (states_[slot].failure != nullptr) {
       return states_[slot].failure;
     }
-    if (trace_.slots[slot]->failure != nullptr) {
+    if (trace_.slots[slot] && trace_.slots[slot]->failure != nullptr) {
       return trace_.slots[slot]->failure;
     }
   }

@@ -26,6 +26,8 @@ class Runner {
   uint64_t relayouts = 0;
 
  private:
+  static constexpr size_t kAll = SIZE_MAX;
+
   // What a slot holds while its trace runs.
   struct SlotState {
     at::Tensor tensor;  // the last stand-in that was made; usually the next call wants the same
@@ -36,8 +38,12 @@ class Runner {
   };
 
   void run_steps(Compiled& compiled);
-  void run_one(const Call& call);
+  void run_one(const Call& call, size_t first = 0, size_t last = kAll);
   void run_call(const Call& call);
+  // See runner_lists.cpp.
+  size_t lists_end(size_t begin);
+  void run_lists(size_t begin, size_t end);
+  void run_part(const Call& call, size_t first, size_t last);
   void run_region(Region& region);
   bool run_compiled(const Region& region);
   void run_portable(const Region& region);
@@ -61,6 +67,7 @@ class Runner {
   const bool is_portable_;
   bool is_raising_ = false;  // a call is known to raise: it does so on the host
   std::vector<SlotState> states_;
+  std::vector<uint32_t> place_;  // of slots in the lists of some calls
   c10::Stack stack_;
   union Number {
     double real;
