@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from util import largest_error
 
 from torch_tiny.engine import c_math, codegen
-from torch_tiny.lower import Lifted, NoLowering, linalg, lower, movement, written
+from torch_tiny.lower import Lifted, NoLowering, linalg, lower, movement, spectral, written
 from torch_tiny.lower.tools import DTYPES
 from torch_tiny.uops import UOp, buffer_param, dtypes
 
@@ -388,7 +388,8 @@ def _largest_calls(dtype: torch.dtype, backward: bool) -> list[Call]:
             name = call.op.removeprefix("aten::")
             # Moving elements is the same for all; factorizations are unique up to
             # signs, which test_linalg_uops.py knows.
-            if name in linalg.TABLE or (not backward and name in movement.TABLE):
+            factors = name in linalg.TABLE or name in spectral.TABLE
+            if factors or (not backward and name in movement.TABLE):
                 continue
             tensors = [t for t in pytree.tree_leaves((call.args, call.kwargs, call.results))
                        if isinstance(t, torch.Tensor)]  # fmt: skip
