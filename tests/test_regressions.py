@@ -262,3 +262,12 @@ def test_zeros_below_zero_of_half_types() -> None:
         t6 = t0.any()
         t7 = t0 == -t0
     """)
+
+
+# t1: a stride of 2, not 1, where nothing was there
+def test_unique_of_nothing() -> None:
+    check("""
+        t0 = torch.ones((2, 6), dtype=torch.int64, device=device).as_strided((0,), (2,), 3)
+        t1 = torch.unique(t0).clone()
+        t2 = torch.unique_consecutive(t0)
+    """)

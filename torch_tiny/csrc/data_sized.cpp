@@ -89,7 +89,7 @@ std::tuple<Tensor, Tensor, Tensor> runs(const Tensor& flat, bool counts) {
   const auto n = flat.numel();
   const auto whole = flat.options().dtype(at::kLong);
   if (n == 0) {
-    return {at::empty_like(flat), at::empty({0}, whole), at::empty({0}, whole)};
+    return {at::empty({0}, flat.options()), at::empty({0}, whole), at::empty({0}, whole)};
   }
   auto first = at::ones({n}, flat.options().dtype(at::kBool));
   first.slice(0, 1).copy_(flat.slice(0, 1).ne(flat.slice(0, 0, n - 1)));
