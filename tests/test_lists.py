@@ -94,12 +94,35 @@ def test_types_that_differ_from_place_to_place(device: str) -> None:
     agree(program, device)
 
 
-def test_errors(device: str) -> None:
-    def program(where: str) -> None:
-        x, y = tensors(where, 0), tensors(where, 50)
-        y[20] = y[20][:7]
-        torch._foreach_add_(x, y)
+def test_tensors_beside_lists(device: str) -> None:
+    def program(where: str) -> list[Tensor]:
+        x, factor = tensors(where, 0), torch.tensor(1.5).to(where)
+        results: list[Tensor] = []
+        for _ in range(TIMES):
+            results += torch._foreach_mul(x, factor)
+            torch._foreach_mul_(x, factor)
+            torch._foreach_add_(x, factor)
+        return [*x, *results]
 
+    agree(program, device)
+
+
+def _shapes(where: str) -> None:
+    x, y = tensors(where, 0), tensors(where, 50)
+    y[20] = y[20][:7]
+    torch._foreach_add_(x, y)
+
+
+def _lengths(where: str) -> None:
+    torch._foreach_add(tensors(where, 0), tensors(where, 50)[:-1])
+
+
+def _numbers(where: str) -> None:
+    torch._foreach_mul(tensors(where, 0), [2.0] * (PLACES - 1))
+
+
+@pytest.mark.parametrize("program", [_shapes, _lengths, _numbers])
+def test_errors(program: Callable[[str], None], device: str) -> None:
     agree_on_error(program, device)
 
 

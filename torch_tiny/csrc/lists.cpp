@@ -26,6 +26,7 @@ class Places {
     }
   }
 
+  // 0 where the call takes more than lists of one length and numbers.
   size_t count() const {
     return is_regular_ && !lists_.empty() ? lists_.front().size() : 0;
   }
@@ -96,7 +97,8 @@ bool foretell_lists(
       different.push_back(k);
     }
   }
-  if (static_cast<double>(different.size()) > kMostOfWork * static_cast<double>(like.size())) {
+  if (like.empty() ||
+      static_cast<double>(different.size()) > kMostOfWork * static_cast<double>(like.size())) {
     return false;
   }
   std::vector<c10::Stack> results;

@@ -15,14 +15,13 @@ namespace {
 
 // Whether the gradient of this tensor along a direction is being computed.
 bool has_tangent(const torch::autograd::AutogradMeta& meta) {
-  if (!meta.is_view_) {
+  if (meta.fw_grad_ != nullptr || !meta.is_view_) {
     return meta.fw_grad_ != nullptr;
   }
   const auto& view = static_cast<const torch::autograd::DifferentiableViewMeta&>(meta);
-  if (meta.fw_grad_ != nullptr || !view.has_fw_view()) {
-    return meta.fw_grad_ != nullptr;
-  }
-  const auto* base = torch::autograd::impl::get_autograd_meta(view.get_forward_view().base_);
+  const auto* base = view.has_fw_view()
+      ? torch::autograd::impl::get_autograd_meta(view.get_forward_view().base_)
+      : nullptr;
   return base != nullptr && base->fw_grad_ != nullptr;
 }
 
