@@ -204,6 +204,22 @@ print(y.sum().item(), x.sum().item(), (x * 3).sum().item())
     assert on_portable("webgpu", code) == ["True", "True", "True", "2000.0 2000.0 6000.0"]
 
 
+def test_a_driver_that_is_not_there(portable: str) -> None:
+    """Nothing runs on the host in its place, and nothing is read that was never written."""
+    code = """
+x = torch.ones(3, device="tiny")
+for read in ((x + 1).tolist, x.tolist, (x * 2).tolist):
+    try:
+        print(read())
+    except RuntimeError as error:
+        print("could be opened" in str(error), "install" in str(error))
+print(torch.ones(3).to("tiny").cpu().tolist())
+"""
+    nowhere = {"VK_DRIVER_FILES": "/nowhere", "VK_ICD_FILENAMES": "/nowhere"}
+    found = on_portable(portable, code, OCL_ICD_VENDORS="/nowhere", **nowhere)
+    assert found == ["True True"] * 3 + ["[1.0, 1.0, 1.0]"]
+
+
 def test_a_kernel_that_does_not_build(portable: str) -> None:
     """Its calls run on the host, with a warning, and the device goes on."""
     code = """
@@ -217,12 +233,14 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     print((x * 5 - 2).tolist())
 print({w.category for w in caught} == {FallbackWarning})
+print(all("depends on data" not in str(w.message) for w in caught))
 del opened.build
 torch.tiny.reset_metrics()
 print((x / 4).tolist(), torch.tiny.metrics()["fallbacks"])
 """
     assert on_portable(portable, code, TORCH_TINY_CACHE="") == [
         "[3.0, 3.0, 3.0, 3.0]",
+        "True",
         "True",
         "[0.25, 0.25, 0.25, 0.25] []",
     ]

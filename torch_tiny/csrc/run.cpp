@@ -339,7 +339,9 @@ std::string Queue::compile(const Trace& running, const Plan& plan) {
   }
   if (is_portable(device_)) {
     if (plan.runs == 1) {
-      compiler.compile_portable({device_, plan.id, describe(running, plan)});
+      const auto refused = compiler.compile_portable({device_, plan.id, describe(running, plan)});
+      plan.runs = refused.empty() ? 1 : 0;  // asked again next time: it may be there then
+      return refused;
     }
   } else if (mode == Mode::kAuto && plan.runs == kHot) {
     compiler.offer({device_, plan.id, describe(running, plan)});

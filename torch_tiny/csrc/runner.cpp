@@ -102,6 +102,13 @@ void Runner::fail_all(const std::string& why) {
   const auto error = std::make_exception_ptr(
       c10::Error({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, why));
   for (const auto& call : trace_.calls) {
+    const auto writes = written_tensors(*call.signature);
+    for (size_t i = 0; i < writes.size(); ++i) {
+      auto& storage = trace_.slots[trace_.uses[call.first_use + i].slot];
+      if (writes[i] && storage) {
+        storage->fail_if_empty(error);
+      }
+    }
     fail(call, error);
   }
 }

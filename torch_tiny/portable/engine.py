@@ -19,7 +19,7 @@ from torch_tiny.engine.cache import PlanFiles, key_of
 from torch_tiny.engine.settings import from_environment
 from torch_tiny.portable.kind import Kind, Opened, find_kind
 from torch_tiny.portable.memory import Memory
-from torch_tiny.trace import SCALAR_TYPE_NUMBERS
+from torch_tiny.trace import SCALAR_TYPE_NUMBERS, read_trace
 
 if TYPE_CHECKING:
     from tinygrad.device import Buffer
@@ -121,14 +121,20 @@ class Engine:
     # Compiling
 
     def compile(self, device: int, plan: int, trace: str) -> str:
-        """What cannot be compiled stays a call on the host."""
+        """Why nothing can run there, if so. What cannot be compiled stays a call on the host."""
+        try:
+            self._device(device)
+        except Exception as error:
+            return f"tiny:{device} ({self._names[device]}) cannot be used: {error}"
         try:
             with self._compiling, self._using(device) as here:
                 self._compile(here, device, plan, trace)
         except Exception as error:
             self.counts.failures += 1
             self.counts.last_failure = f"{type(error).__name__}: {error}"
-        return self.counts.last_failure
+            for call in read_trace(trace).calls:
+                self.counts.not_lowered.setdefault(call.op, self.counts.last_failure)
+        return ""
 
     def _compile(self, here: _Device, device: int, plan: int, trace: str) -> None:
         target = f"{self._names[device]} {here.opened.describe()}"

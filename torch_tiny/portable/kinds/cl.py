@@ -80,7 +80,13 @@ class OpenCl(Kind):
 
     def open(self, index: int) -> Opened:
         self.prepare()
-        return _Opened(self.tinygrad_name(index))
+        try:
+            return _Opened(self.tinygrad_name(index))
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"no OpenCL device could be opened ({error}): install the driver of the GPU, or "
+                "PoCL for the CPU (Debian: pocl-opencl-icd; `make devices` does), see clinfo"
+            ) from error
 
     def template(self, name: str, dtype: DType) -> str:
         if name == "largest_nan":
