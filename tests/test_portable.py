@@ -253,6 +253,22 @@ torch.testing.assert_close(y.grad.cpu(), x.grad)
     assert run(kind, code, TORCH_TINY_FALLBACK="error") == ["tiny:0"]
 
 
+def test_kernels_with_many_buffers_are_split(kind: str) -> None:
+    """WebGPU has ten; sums that are computed beforehand come on top of what they are made of."""
+    code = """
+def second_derivative(x, w, v, mask):
+    x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+    first = torch.autograd.grad(torch.masked.std(x, mask=mask), x, w, create_graph=True)
+    return [t.cpu() for t in torch.autograd.grad(first, (x, w), v)]
+generator = torch.Generator().manual_seed(0)
+x, v = torch.randn(2, 5, 5, 5, generator=generator)
+given = x, torch.tensor(0.7), v, torch.rand(5, 5, 5, generator=generator) < 0.5
+ours = second_derivative(*(t.to("tiny") for t in given))
+torch.testing.assert_close(ours, second_derivative(*given))
+"""
+    assert run(kind, code, TORCH_TINY_FALLBACK="error") == []
+
+
 def test_diagonals_and_their_derivatives_need_no_host(kind: str) -> None:
     """Some of them: python -m tests.devices takes all through the same program."""
     names = ["trace", "block_diag", "as_strided_scatter", "a write to the diagonal"]

@@ -21,6 +21,7 @@ from torch_tiny.linalg.sequence import Loops
 from torch_tiny.lower.promote import NoLowering
 from torch_tiny.lower.tools import DTYPES
 from torch_tiny.portable.kind import Kind, Opened, Text
+from torch_tiny.portable.split import with_few_buffers
 from torch_tiny.uops import Context, DType, Ops, UOp, buffer_param, dtypes, sink_of, substituted
 from torch_tiny.uops.device import Source, narrowed, render, render_linear
 
@@ -156,17 +157,22 @@ def _lowered(
     if isinstance(step, RoutineStep):
         yield from _routine(kind, opened, step)
         return
+    for nest in _nests(step, opened.most_buffers, new):
+        sink = nest.sink()
+        plain, slots = renumbered(sink)
+        source = _rendered(kind, opened, plain)
+        nbytes = {
+            u.arg.slot: u.max_numel() * u.dtype.itemsize
+            for u in sink.toposort()
+            if u.op is Ops.PARAM
+        }
+        yield _Piece(source, tuple((slots[k], nbytes[slots[k]]) for k in source.slots))
+
+
+def _nests(step: Nest, most_buffers: int, new: Callable[[DType, int], UOp]) -> Iterator[Nest]:
     for nest in without_repetition(step, new):
         for piece in cut_reductions(nest, new, _pieces):
-            sink = piece.sink()
-            plain, slots = renumbered(sink)
-            source = _rendered(kind, opened, plain)
-            nbytes = {
-                u.arg.slot: u.max_numel() * u.dtype.itemsize
-                for u in sink.toposort()
-                if u.op is Ops.PARAM
-            }
-            yield _Piece(source, tuple((slots[k], nbytes[slots[k]]) for k in source.slots))
+            yield from with_few_buffers(piece, most_buffers, new) if most_buffers else [piece]
 
 
 def _routine(kind: Kind, opened: Opened, step: RoutineStep) -> Iterator[_Piece]:
