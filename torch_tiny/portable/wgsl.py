@@ -1,7 +1,8 @@
 """Arithmetic in WGSL, whose own functions are too coarse: an error of 2^-11 is allowed for sin.
 
 The compilers behind WebGPU may take floats for real numbers, folding x-x to 0 and (1+x)-1 to x.
-What passes through tt_hide is nothing they know: an exclusive or with a zero of the input.
+What passes through tt_hide is nothing they know: an exclusive or with a zero of the input. In x/x
+they do not know either that it is the same on both sides, since tt_apart takes another zero.
 """
 
 import re
@@ -15,7 +16,7 @@ OPERATORS = {
     "add": "(tt_hide({0})+{1})",
     "sub": "(tt_hide({0}) - {1})",
     "mul": "(tt_hide({0})*tt_hide({1}))",
-    "div": "(tt_hide({0})/tt_hide({1}))",
+    "div": "(tt_hide({0})/tt_apart({1}))",
     "neg": "tt_neg({0})",
     "differ": "!({0} == {1})",  # != is false for NaN
     "reciprocal": "(1.0/tt_hide({0}))",

@@ -4,6 +4,9 @@ FLOATS = """
 fn tt_hide(x: f32) -> f32 {
   return bitcast<f32>(bitcast<u32>(x) ^ (bitcast<u32>(INFINITY) ^ 0x7f800000u));
 }
+fn tt_apart(x: f32) -> f32 {
+  return bitcast<f32>(bitcast<u32>(x) ^ (bitcast<u32>(INFINITY) & 1u));
+}
 fn tt_round_bfloat(x: f32) -> f32 {
   let bits = bitcast<u32>(x);
   let r = (bits + 0x7fffu + ((bits >> 16u) & 1u)) & 0xffff0000u;
