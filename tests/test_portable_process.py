@@ -8,6 +8,8 @@ from harness import needs_cpu_memory, needs_tiny, on_portable, why_no_portable
 
 pytestmark = [needs_tiny, needs_cpu_memory]  # the devices are those of the processes
 
+NO_DRIVERS = dict.fromkeys(("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "OCL_ICD_VENDORS"), "/nowhere")
+
 THREADS = """
 import threading
 
@@ -215,9 +217,19 @@ for read in ((x + 1).tolist, x.tolist, (x * 2).tolist):
         print("could be opened" in str(error), "install" in str(error))
 print(torch.ones(3).to("tiny").cpu().tolist())
 """
-    nowhere = {"VK_DRIVER_FILES": "/nowhere", "VK_ICD_FILENAMES": "/nowhere"}
-    found = on_portable(portable, code, OCL_ICD_VENDORS="/nowhere", **nowhere)
+    found = on_portable(portable, code, **NO_DRIVERS)
     assert found == ["True True"] * 3 + ["[1.0, 1.0, 1.0]"]
+
+
+def test_the_command_tries_the_devices() -> None:
+    code = """
+from torch_tiny.cli import info
+lines = [line.split() for line in info().splitlines()]
+(available,) = (line for line in lines if line[0] == "available")
+print(any("cl" in name or "webgpu" in name for name in available))
+print(sum(line[0] in ("cl", "webgpu") for line in lines))
+"""
+    assert on_portable("cpu", code, **NO_DRIVERS) == ["False", "2"]
 
 
 def test_a_kernel_that_does_not_build(portable: str) -> None:

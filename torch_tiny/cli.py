@@ -5,6 +5,8 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
+from functools import cache
 from importlib import metadata
 
 import torch
@@ -57,8 +59,31 @@ def _devices() -> Rows:
 
 
 def _portable() -> list[str]:
-    """The portable kinds for which nothing is known to be missing."""
-    return [kind for kind in hosts.portable_kinds() if hosts.why_no_portable(kind) is None]
+    """The portable kinds that can be used."""
+    return [kind for kind in hosts.portable_kinds() if _why_no_portable(kind) is None]
+
+
+@cache
+def _why_no_portable(kind: str) -> str | None:
+    """What is missing, by trying; in a process of its own, which a driver may end."""
+    if reason := hosts.why_no_portable(kind):
+        return reason
+    command = [sys.executable, "-c", _TRIAL]
+    environment = {**os.environ, hosts.VARIABLE: kind}
+    try:
+        subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True, timeout=_PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        return f"it did not answer within {_PATIENCE} s"
+    except subprocess.CalledProcessError as error:
+        said: list[str] = error.stderr.strip().splitlines()
+        return said[-1] if said else str(error)
+    return None
+
+
+_TRIAL = 'import torch, torch_tiny; torch.ones(1, device="tiny").item()'
+_PATIENCE = 60
 
 
 def _describe(index: int) -> str:
@@ -74,7 +99,7 @@ def _missing() -> Rows:
     if reason := hosts.why_no_cuda():
         rows.append(("cuda", reason))
     for kind in hosts.portable_kinds():
-        if reason := hosts.why_no_portable(kind):
+        if reason := _why_no_portable(kind):
             rows.append((kind, reason))
     if _compiler() is None:
         rows.append(("compiler", "needed to build torch_tiny: install g++ (apt install g++)"))
