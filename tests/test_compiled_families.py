@@ -117,6 +117,14 @@ def test_attention(causal: bool, heads: int) -> None:
     compiled(program)
 
 
+_BESSEL = (
+    torch.special.bessel_j0,
+    torch.special.bessel_j1,
+    torch.special.bessel_y0,
+    torch.special.bessel_y1,
+)
+
+
 def test_special_functions_over_their_range() -> None:
     def program(device: str) -> list[torch.Tensor]:
         a, x = ((numbers(500, seed=s) * 5).exp2().to(device) for s in (0, 1))
@@ -126,7 +134,8 @@ def test_special_functions_over_their_range() -> None:
                  torch.tensor([0.0, 0, math.inf, 2, 1, 1]).to(device)]  # fmt: skip
         return [torch.igamma(a, x), torch.igammac(a, x), torch.igamma(*edges),
                 torch.igammac(*edges), *torch.frexp(odd.to(device)),
-                torch.special.airy_ai(line)]  # fmt: skip
+                torch.special.airy_ai(line),
+                *(f(v) for v in (line, odd.to(device)) for f in _BESSEL)]  # fmt: skip
 
     compiled(program)
 

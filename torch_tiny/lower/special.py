@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable
 
-from torch_tiny.lower.arithmetic import absolute, exp, less_equal, log, maximum, minimum
-from torch_tiny.lower.conditions import require
+from torch_tiny.lower.arithmetic import absolute, exp, log, maximum, minimum
+from torch_tiny.lower.bessel import first_kind, second_kind
 from torch_tiny.lower.promote import cast, elementwise_float, float_dtype, math_dtype, result_dtype
 from torch_tiny.lower.tools import Rule, arange, full_like, total
 from torch_tiny.uops import UOp, call, dtypes
@@ -176,10 +176,6 @@ def _in_double(function: Callable[..., UOp]) -> Rule:
     return rule
 
 
-def _of_libm(name: str) -> Rule:
-    return _in_double(lambda x: call(name, x))
-
-
 def _frexp(x: UOp) -> tuple[UOp, UOp]:
     """x = mantissa * 2**exponent with a mantissa from 0.5 on and below 1, off the bits."""
     wide = x.cast(math_dtype(x.dtype))
@@ -207,35 +203,73 @@ _LAYOUTS = {
 
 
 def _igamma(a: UOp, x: UOp) -> tuple[UOp, UOp]:
-    """The lower and the upper incomplete gamma function, regularized."""
-    small = x < a + 1.0
-    require((a < 1000.0) | less_equal(a + 1.0, x) | a.eq(math.inf))  # or the series is too short
-    # Where x is small: the series; else the integral, by the double exponential formula.
-    k = arange(_TERMS).cast(a.dtype)
-    b, y = a.unsqueeze(-1), x.unsqueeze(-1)
-    terms = exp(k * log(y) + call("lgamma", b + 1.0) - call("lgamma", b + k + 1.0))
-    front = exp(a * log(x) - x - call("lgamma", a + 1.0))
-    series = front * total(terms, (terms.ndim - 1,))
+    """The lower and the upper incomplete gamma function, regularized.
+
+    Both are x^a e^-x / Gamma(a) times an integral over what is left and right of x, whose integrand
+    falls from 1; the double exponential formula takes it in units of its width.
+    """
     s = (arange(_POINTS).cast(a.dtype) - 0.55 * _POINTS) * _STEP
-    u = exp(s - exp(-s))
-    rise = u * (exp(-s) + 1.0)
-    inner = exp(call("log1p", u) * (b - 1.0) - y * u) * rise
-    tail = exp(a * log(x) - x - call("lgamma", a)) * total(inner, (inner.ndim - 1,)) * _STEP
-    lower, upper = small.where(series, 1.0 - tail), small.where(1.0 - series, tail)
+    unit = exp(s - exp(-s))
+    rise = unit * (exp(-s) + 1.0) * _STEP
+
+    def integral(width: UOp, exponent: Unary) -> UOp:
+        terms = exp(exponent(width.unsqueeze(-1) * unit)) * rise
+        return total(terms, (terms.ndim - 1,)) * width
+
+    # Below 1 the integral is a wide one: P(a, x) = P(a + 1, x) + x^a e^-x / Gamma(a + 1).
+    little, zero = a < 1.0, full_like(a, 0.0)
+    raised = little.where(a + 1.0, a)
+    c, b, y = raised.unsqueeze(-1), a.unsqueeze(-1) - 1.0, x.unsqueeze(-1)
+    left = integral(
+        (maximum(raised - x, zero) + call("sqrt", raised)).reciprocal(),
+        lambda v: (v < 0.5).where((y - c) * v - y * _exp_gap(v), -(c * v) - y * call("expm1", -v)),
+    )
+    right = integral(
+        (maximum(x - a, zero) + call("sqrt", a) + 1.0).reciprocal(),
+        lambda v: (v < 0.5).where((b - y) * v - b * _log_gap(v), b * call("log1p", v) - y * v),
+    )
+    density = _gamma_density(a, x)
+    below = _gamma_density(raised, x) * raised * left + little.where(density, zero)
+    above = density * a * right
+    small = x < a + 1.0
+    lower, upper = small.where(below, 1.0 - above), small.where(1.0 - below, above)
     return _gamma_edges(a, x, lower, 0.0), _gamma_edges(a, x, upper, 1.0)
 
 
-_TERMS = 256
 _POINTS, _STEP = 160, 1 / 16
 
 
+def _gamma_density(a: UOp, x: UOp) -> UOp:
+    """x^a e^-x / Gamma(a + 1), by Stirling's series where a is not small."""
+    plain = exp(a * log(x) - x - call("lgamma", a + 1.0))
+    inverse = a.reciprocal()
+    series = inverse * _polynomial(inverse * inverse, (1 / 12, -1 / 360, 1 / 1260, -1 / 1680))
+    far = exp(-(a * _log_gap((x - a) * inverse)) - series) / call("sqrt", a * (2 * math.pi))
+    return (a < 20.0).where(plain, far)
+
+
+def _exp_gap(v: UOp) -> UOp:
+    """exp(-v) - 1 + v below 0.5."""
+    return _polynomial(-v, tuple(1 / math.factorial(k) for k in range(2, 16))) * v * v
+
+
+def _log_gap(v: UOp) -> UOp:
+    """v - log(1 + v)"""
+    s = v / (v + 2.0)
+    square = s * s
+    odd = _polynomial(square, tuple(2 / k for k in range(3, 31, 2))) * s
+    near = square * (2.0 / (1.0 - s) - odd)
+    return (absolute(v) < 0.5).where(near, v - call("log1p", v))
+
+
 def _gamma_edges(a: UOp, x: UOp, value: UOp, at_zero: float) -> UOp:
-    """What both tend to at the ends, and NaN outside."""
+    """What both tend to at the ends, whatever the other argument is, and NaN outside."""
+    value = (a.ne(a) | x.ne(x)).where(full_like(value, math.nan), value)
     value = x.eq(0).where(full_like(value, at_zero), value)
     value = (x.eq(math.inf) | a.eq(0)).where(full_like(value, 1.0 - at_zero), value)
     value = (a.eq(math.inf)).where(full_like(value, at_zero), value)
     both = (a.eq(0) & x.eq(0)) | (a.eq(math.inf) & x.eq(math.inf))
-    wrong = both | (a < 0) | (x < 0) | a.ne(a) | x.ne(x)
+    wrong = both | (a < 0) | (x < 0) | (a.eq(0) & x.ne(x))
     return wrong.where(full_like(value, math.nan), value)
 
 
@@ -302,10 +336,10 @@ TABLE: dict[str, Rule] = {
     "special_modified_bessel_k1": _in_double(_bessel_k(1, scaled=False)),
     "special_scaled_modified_bessel_k0": _in_double(_bessel_k(0, scaled=True)),
     "special_scaled_modified_bessel_k1": _in_double(_bessel_k(1, scaled=True)),
-    "special_bessel_j0": _of_libm("j0"),
-    "special_bessel_j1": _of_libm("j1"),
-    "special_bessel_y0": _of_libm("y0"),
-    "special_bessel_y1": _of_libm("y1"),
+    "special_bessel_j0": _in_double(first_kind(0)),
+    "special_bessel_j1": _in_double(first_kind(1)),
+    "special_bessel_y0": _in_double(second_kind(0)),
+    "special_bessel_y1": _in_double(second_kind(1)),
     "special_spherical_bessel_j0": _in_double(_spherical),
     "angle": lambda x: elementwise_float(
         lambda v: v.ne(v).where(v, (v < 0).where(full_like(v, math.pi), 0.0)), x

@@ -339,6 +339,43 @@ fn tt_erfc(x: f32) -> f32 {
   p = p * t - 1.26551223;
   return t * tt_exp(-high * high) * tt_exp(rest + p);
 }
+fn tt_lgamma_near(t: f32) -> f32 {
+  var p = 1.134728199e-4 * t - 2.538170957e-4;
+  p = p * t + 5.06517143e-4;
+  p = p * t - 1.185860034e-3;
+  p = p * t + 2.890795322e-3;
+  p = p * t - 7.386174156e-3;
+  p = p * t + 2.058079947e-2;
+  p = p * t - 6.735228147e-2;
+  p = p * t + 3.224670335e-1;
+  p = p * t + 4.22784335e-1;
+  return p * t;
+}
+fn tt_lgamma_far(x: f32) -> f32 {
+  if (x >= 8.0) {
+    let r = 1.0 / x;
+    let s = r * r;
+    let rest = r * (8.33333333e-2 + s * (7.93650794e-4 * s - 2.77777778e-3));
+    return (x - 0.5) * (tt_log(x) - 1.0) + (4.18938533e-1 + rest);
+  }
+  if (x < 1.5) { return tt_lgamma_near(x - 1.0) - tt_log1p(x - 1.0); }
+  var z = x;
+  var p = 1.0;
+  for (var i = 0; i < 6 && z > 2.5; i++) {
+    z = z - 1.0;
+    p = p * z;
+  }
+  return tt_lgamma_near(z - 2.0) + tt_log(p);
+}
+fn tt_lgamma(x: f32) -> f32 {
+  let a = abs(x);
+  let apart = abs(a - round(a));
+  if (tt_isnan(x)) { return x; }
+  if (tt_isinf(x) || (x <= 0.0 && apart == 0.0)) { return INFINITY; }
+  if (a < 0.5) { return tt_lgamma_near(x) - tt_log1p(x) - tt_log(a); }
+  if (x > 0.0) { return tt_lgamma_far(x); }
+  return tt_log(3.14159265359 / (a * tt_sin(3.14159265359 * apart))) - tt_lgamma_far(a);
+}
 fn tt_product(a: f32, b: f32) -> vec2<f32> {
   let ah = bitcast<f32>(bitcast<u32>(a) & 0xfffff000u);
   let bh = bitcast<f32>(bitcast<u32>(b) & 0xfffff000u);
