@@ -64,6 +64,7 @@ drawn = [
     torch.zeros(50, device="tiny").exponential_(1.5),
     torch.randint(-5, 90, (50,), device="tiny"),
     F.dropout(torch.ones(50, device="tiny"), 0.3),
+    F.rrelu(torch.arange(-25.0, 25, device="tiny"), training=True),
 ]
 torch.save([x.cpu() for x in drawn], sys.argv[1])
 assert not torch.tiny.metrics().get("fallbacks"), torch.tiny.metrics()["fallbacks"]
@@ -209,6 +210,24 @@ def test_bernoulli_and_dropout(by_pytorch: Draws) -> None:
     kept = by_pytorch["dropout"].ne(0)
     assert abs(kept.double().mean().item() - 0.8) < 4 * (0.2 * 0.8 / MANY) ** 0.5
     assert set(by_pytorch["dropout"].unique().tolist()) == {0.0, 1.25}
+
+
+def test_random_slopes_are_uniform_numbers_below_zero() -> None:
+    code = """
+import torch, torch_tiny
+x = torch.linspace(-2, 1, 999, device="tiny").requires_grad_()
+torch.manual_seed(3)
+y = torch.nn.functional.rrelu(x, 0.2, 0.7, training=True)
+y.sum().backward()
+torch.manual_seed(3)
+slopes = torch.empty(999, device="tiny").uniform_(0.2, 0.7)
+expected = torch.where(x <= 0, slopes, 1)
+assert torch.equal(y, x * expected) and torch.equal(x.grad, expected)
+torch.manual_seed(3)
+z = torch.nn.functional.rrelu_(x.detach().clone(), 0.2, 0.7, training=True)
+assert torch.equal(y, z)
+"""
+    python(code, TORCH_TINY_RNG="portable", TORCH_TINY_CACHE="")
 
 
 def test_neighbours_and_calls_are_independent(by_pytorch: Draws) -> None:

@@ -8,7 +8,10 @@
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/leaky_relu.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/topk.h>
+#include <ATen/ops/where.h>
 
 #include "composed.h"
 #include "generator.h"
@@ -31,6 +34,57 @@ std::tuple<at::Tensor, at::Tensor> dropout(
   const double kept = 1 - p;
   auto mask = at::empty_like(input, input.options().dtype(at::kBool)).bernoulli_(kept);
   return {input.mul(mask).mul_(kept == 0 ? 0.0 : 1 / kept), mask};
+}
+
+// What is not above 0 gets a slope of its own, which the noise keeps for the derivative.
+at::Tensor random_slopes(
+    const at::Tensor& self,
+    at::Tensor& noise,
+    const at::Scalar& lower,
+    const at::Scalar& upper,
+    bool training,
+    Generator generator) {
+  TORCH_CHECK(
+      self.sizes() == noise.sizes(),
+      "noise tensor shape must match self tensor shape. Got self.shape = ",
+      self.sizes(),
+      " noise.shape = ",
+      noise.sizes());
+  if (!training) {
+    return at::leaky_relu(self, (lower.toDouble() + upper.toDouble()) / 2);
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      at::isFloatingType(self.scalar_type()),
+      "\"rrelu_with_noise_out_cpu\" not implemented for '",
+      c10::toString(self.scalar_type()),
+      "'");
+  const auto drawn = at::empty(self.sizes(), self.options())
+                         .uniform_(lower.toDouble(), upper.toDouble(), std::move(generator));
+  noise.copy_(at::where(self.le(0), drawn, 1));
+  return at::mul(self.contiguous(), noise.contiguous());
+}
+
+at::Tensor& random_slopes_in_place(
+    at::Tensor& self,
+    at::Tensor& noise,
+    const at::Scalar& lower,
+    const at::Scalar& upper,
+    bool training,
+    Generator generator) {
+  return self.copy_(random_slopes(self, noise, lower, upper, training, std::move(generator)));
+}
+
+at::Tensor& random_slopes_out(
+    const at::Tensor& self,
+    at::Tensor& noise,
+    const at::Scalar& lower,
+    const at::Scalar& upper,
+    bool training,
+    Generator generator,
+    at::Tensor& result) {
+  const auto made = random_slopes(self, noise, lower, upper, training, std::move(generator));
+  result.resize_(made.sizes());
+  return result.copy_(made);
 }
 
 // The order of random keys.
@@ -141,6 +195,9 @@ void install_portable_random() {
   static auto* library = new torch::Library(
       torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   library->impl("native_dropout", kernel<&dropout>());
+  library->impl("rrelu_with_noise", kernel<&random_slopes>());
+  library->impl("rrelu_with_noise_", kernel<&random_slopes_in_place>());
+  library->impl("rrelu_with_noise.out", kernel<&random_slopes_out>());
   library->impl("randperm.generator_out", kernel<&permutation_out>());
   library->impl("multinomial", kernel<&draw_categories>());
   library->impl("multinomial.out", kernel<&draw_categories_out>());

@@ -1,5 +1,6 @@
 // Operators whose results are as large as the data says, on portable devices: the device counts,
 // the host reads the count, and operators of a known size do the rest. Elsewhere they run at once.
+// So it is with `equal`, whose result the host reads at once.
 #include "data_sized.h"
 
 #include <ATen/ExpandUtils.h>
@@ -8,6 +9,7 @@
 #include <ATen/ops/count_nonzero.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/eq.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/index.h>
 #include <ATen/ops/nonzero_static.h>
@@ -164,6 +166,12 @@ Tensor repeat_interleave(const Tensor& repeats, std::optional<c10::SymInt> size)
   return at::searchsorted(ends, at, /*out_int32=*/false, /*right=*/true).to(repeats.scalar_type());
 }
 
+// One byte leaves the device.
+bool equal(const Tensor& self, const Tensor& other) {
+  return self.sizes() == other.sizes() &&
+      (self.numel() == 0 || at::eq(self, other).all().item<bool>());
+}
+
 bool is_portable_tensor(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined() &&
       value.toTensor().device().type() == kTiny && is_portable(value.toTensor().device().index());
@@ -183,6 +191,12 @@ bool with_masks(Values arguments) {
   });
 }
 
+bool comparable(Values arguments) {
+  return on_portable(arguments) && is_portable_tensor(arguments[1]) &&
+      arguments[0].toTensor().device() == arguments[1].toTensor().device() &&
+      arguments[0].toTensor().dtype() == arguments[1].toTensor().dtype();
+}
+
 bool without_dim(Values arguments) {
   return is_portable_tensor(arguments[0]) && arguments[3].isNone();
 }
@@ -192,6 +206,7 @@ bool without_dim(Values arguments) {
 void install_data_sized() {
   static auto* library = new torch::Library(
       torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  library->impl("equal", composed_kernel<&equal, &comparable>());
   library->impl("nonzero", composed_kernel<&places_of_nonzero, &on_portable>());
   library->impl("masked_select", composed_kernel<&masked_select, &on_portable>());
   library->impl("index.Tensor", composed_kernel<&index_by_masks, &with_masks>());

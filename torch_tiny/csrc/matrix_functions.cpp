@@ -2,8 +2,10 @@
 #include "matrix_functions.h"
 
 #include <ATen/Dispatch.h>
+#include <ATen/ops/_linalg_check_errors.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/linalg_cholesky_ex.h>
 #include <ATen/ops/linalg_eigvalsh.h>
 #include <ATen/ops/linalg_lstsq.h>
 #include <ATen/ops/linalg_lstsq_native.h>
@@ -167,6 +169,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> least_squares(
       with_values ? at::linalg_svdvals(self) : values};
 }
 
+// --- the old Cholesky factorization, which raises while it runs ---
+
+bool is_portable_batch(Values arguments) {
+  const auto& matrix = arguments[0].toTensor();
+  return matrix.device().type() == kTiny && is_portable(matrix.device().index()) &&
+      matrix.dim() >= 2 && matrix.size(-1) == matrix.size(-2) && matrix.numel() > 0;
+}
+
+Tensor cholesky(const Tensor& self, bool upper) {
+  const auto [factor, info] = at::linalg_cholesky_ex(self, upper);
+  at::_linalg_check_errors(info, "cholesky", /*is_matrix=*/self.dim() == 2);
+  return factor;
+}
+
 void install_tolerances(torch::Library& library) {
   library.impl("linalg_pinv", TORCH_FN(pinv_by_one_number));
   library.impl("linalg_pinv.rcond_tensor", TORCH_FN(pinv_by_one_tensor));
@@ -186,6 +202,7 @@ void install_matrix_functions() {
   install_tolerances(*library);
   install_tolerances(*differentiable);
   library->impl("linalg_pinv.atol_rtol_tensor", TORCH_FN(pinv_by_tensors));
+  library->impl("cholesky", composed_kernel<&cholesky, &is_portable_batch>());
   library->impl("linalg_lstsq", composed_kernel<&least_squares, &is_made_of_others>());
 }
 

@@ -3,6 +3,7 @@
 import math
 
 from torch_tiny.lower.arithmetic import is_nan, maximum
+from torch_tiny.lower.conditions import require
 from torch_tiny.lower.index import place, take
 from torch_tiny.lower.promote import NoLowering, Number, as_uop, cast
 from torch_tiny.lower.reduce import amax, amin, cumsum
@@ -111,8 +112,11 @@ _IDENTITY = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math
 
 
 def _segment_reduce(data: UOp, how: str, lengths: UOp | None, _indices: UOp | None,
-                    offsets: UOp | None, axis: int, _unsafe: bool,
+                    offsets: UOp | None, axis: int, unsafe: bool,
                     initial: Number | None) -> UOp:  # fmt: skip
+    if lengths is not None and not unsafe:
+        require(lengths >= 0)
+        require(total(lengths, (lengths.ndim - 1,)).eq(int_shape(data)[axis]))
     member, x = _spread(_members(data, lengths, offsets, axis), to_math(data), axis)
     start = as_uop(_IDENTITY[how] if initial is None else initial, x.dtype)
     kept, over = member.where(x, full((), _IDENTITY[how], x.dtype)), (axis + 1,)
