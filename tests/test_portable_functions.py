@@ -124,3 +124,18 @@ for lengths in ([2, 3], [2, 5], [-1, 7]):
     assert message("tiny", lengths) == message("cpu", lengths), message("tiny", lengths)
 """
     assert run(kind, code) == ["None"]
+
+
+def test_addbmm_makes_its_tensor_as_large_as_the_product(kind: str) -> None:
+    code = """
+g = torch.Generator().manual_seed(0)
+a, b = torch.randn(2, 3, 4, generator=g), torch.randn(2, 4, 5, generator=g)
+for shape in ((), (1,), (3, 5)):
+    x = torch.randn(shape, generator=g)
+    warnings.simplefilter("ignore")
+    y = x.to("tiny").addbmm_(a.to("tiny"), b.to("tiny"), beta=0.5, alpha=2)
+    x.addbmm_(a, b, beta=0.5, alpha=2)
+    assert y.stride() == x.stride()
+    torch.testing.assert_close(y.cpu(), x)
+"""
+    assert run(kind, code, TORCH_TINY_FALLBACK="error") == []

@@ -3,6 +3,7 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/ops/_linalg_check_errors.h>
+#include <ATen/ops/addbmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_cholesky_ex.h>
@@ -183,6 +184,26 @@ Tensor cholesky(const Tensor& self, bool upper) {
   return factor;
 }
 
+// --- addbmm_, which makes a tensor of one element as large as the product ---
+
+bool is_grown_by_product(Values arguments) {
+  const auto& self = arguments[0].toTensor();
+  const auto &left = arguments[1].toTensor(), &right = arguments[2].toTensor();
+  return self.device().type() == kTiny && is_portable(self.device().index()) && left.dim() == 3 &&
+      right.dim() == 3 && self.sizes() != c10::IntArrayRef({left.size(1), right.size(2)});
+}
+
+Tensor& add_product_and_grow(
+    Tensor& self,
+    const Tensor& left,
+    const Tensor& right,
+    const at::Scalar& beta,
+    const at::Scalar& alpha) {
+  const auto sum = at::addbmm(self, left, right, beta, alpha);
+  self.resize_(sum.sizes());
+  return self.copy_(sum);
+}
+
 void install_tolerances(torch::Library& library) {
   library.impl("linalg_pinv", TORCH_FN(pinv_by_one_number));
   library.impl("linalg_pinv.rcond_tensor", TORCH_FN(pinv_by_one_tensor));
@@ -203,6 +224,7 @@ void install_matrix_functions() {
   install_tolerances(*differentiable);
   library->impl("linalg_pinv.atol_rtol_tensor", TORCH_FN(pinv_by_tensors));
   library->impl("cholesky", composed_kernel<&cholesky, &is_portable_batch>());
+  library->impl("addbmm_", composed_kernel<&add_product_and_grow, &is_grown_by_product>());
   library->impl("linalg_lstsq", composed_kernel<&least_squares, &is_made_of_others>());
 }
 
