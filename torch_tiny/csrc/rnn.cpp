@@ -1,5 +1,5 @@
-// PyTorch's LSTM and GRU call fused cells on every device from outside. The CPU has none, so on
-// cpu memory they are made of the operators that the CPU's own path uses.
+// PyTorch's LSTM and GRU call fused cells on every device from outside. The CPU has none, so they
+// are made of the operators that the CPU's own path uses, but on CUDA memory.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
@@ -35,9 +35,9 @@ Tensor tanh_slope(const Tensor& y) {
   return 1 - y * y;
 }
 
+// Also the host of portable devices: what the cells are made of is compiled for them.
 bool on_cpu(const Tensor& tensor) {
-  const auto index = tensor.device().index();
-  return host_device(index).type() == c10::kCPU && !is_portable(index);
+  return host_device(tensor.device().index()).type() == c10::kCPU;
 }
 
 template <size_t Results, typename... Args>

@@ -7,7 +7,7 @@ from torch_tiny.linalg import blocks, cholesky, exponential, jacobi, lu, qr, tri
 from torch_tiny.linalg.group import GroupKernel
 from torch_tiny.linalg.kernel import Argument, Kernel, Style
 from torch_tiny.linalg.sequence import Loops, Steps, in_kernels, in_loops
-from torch_tiny.uops import DType, Ops, Routine, UOp, call, routine_results
+from torch_tiny.uops import DType, GroupOp, Ops, Routine, UOp, call, dtypes, routine_results
 
 ROUTINES: dict[str, Callable[..., None]] = {
     "cholesky": cholesky.cholesky,
@@ -94,12 +94,20 @@ def _written(kernel: Kernel, routine: Routine) -> list[UOp]:
 def _in_memory(x: UOp) -> UOp:
     """A kernel is given whole buffers.
 
-    A sealed addition keeps a constant from being folded away. A part of a buffer would be taken for
-    the buffer, if it begins where that begins.
+    A part of a buffer would be taken for the buffer, if it begins where that begins. What is
+    computed may turn out to be constant (L of one row is 1), which a sealed addition hides.
     """
-    if not any(u.op in (Ops.PARAM, Ops.BUFFER) for u in x.toposort()):
-        return call("add", x, 0.0)
     base = x
     while base.op is Ops.RESHAPE:
         base = base.src[0]
-    return base.contiguous() if base.op is Ops.SHRINK else x
+    if base.op is Ops.SHRINK:
+        return base.contiguous()
+    while base.op in GroupOp.Movement:
+        base = base.src[0]
+    return x if base.op in (Ops.PARAM, Ops.BUFFER, Ops.AFTER) else _hidden(x)
+
+
+def _hidden(x: UOp) -> UOp:
+    if x.dtype not in dtypes.floats:  # pivots, which float32 counts exactly
+        return _hidden(x.cast(dtypes.float32)).cast(x.dtype)
+    return call("add", x, -0.0)
