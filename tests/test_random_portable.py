@@ -61,6 +61,7 @@ torch.manual_seed(7)
 drawn = [
     torch.rand(50, device="tiny"),
     torch.randn(5, 7, device="tiny"),
+    torch.randn(5, dtype=torch.complex64, device="tiny"),
     torch.zeros(50, device="tiny").exponential_(1.5),
     torch.randint(-5, 90, (50,), device="tiny"),
     F.dropout(torch.ones(50, device="tiny"), 0.3),

@@ -1,5 +1,7 @@
 """Cholesky's factor, column by column."""
 
+import math
+
 from torch_tiny.linalg.kernel import Kernel, Matrix, Scalar
 from torch_tiny.uops import dtypes
 
@@ -28,6 +30,7 @@ def _factor(k: Kernel, lower: Matrix, info: Scalar, n: int) -> None:
         known = info.get().differs(0)
         info.set((known | (pivot > 0)).where(info.get(), j + 1))
         root = k.now(pivot.sqrt())
+        divisor = k.now((root < math.inf).where(root, (-root).sqrt()))  # NaN, as in LAPACK
         k.barrier()
         with k.each(j, n) as i:
-            lower[i, j] = i.differs(j).where(lower[i, j] / root, root)
+            lower[i, j] = i.differs(j).where(lower[i, j] / divisor, root)

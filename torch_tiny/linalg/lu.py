@@ -59,7 +59,7 @@ def permutation(k: Kernel, m: int, count: int) -> None:
     with k.each(0, m) as i:
         order[i] = i
     with k.loop(0, count) as i:
-        other = pivots[i] - 1
+        other = _other_row(pivots[i], i, m)
         mine, theirs = order[i], order[other]
         k.barrier()
         order[i] = theirs
@@ -93,7 +93,7 @@ def _solve(k: Kernel, work: Matrix, pivots: Array, x: Matrix, adjoint: bool) -> 
         substitute(k, work.adjoint(), x, upper=True, unit=True)
     with k.loop(0, n) as step:
         row = n - 1 - step if adjoint else step
-        _swap(k, x, row, pivots[row] - 1)
+        _swap(k, x, row, _other_row(pivots[row], row, n))
     if not adjoint:
         substitute(k, work, x, upper=False, unit=True)
         substitute(k, work, x, upper=True, unit=False)
@@ -104,3 +104,8 @@ def _swap(k: Kernel, matrix: Matrix, a: Value, b: Value) -> None:
         first, second = matrix[a, j], matrix[b, j]
         matrix[a, j] = second
         matrix[b, j] = first
+
+
+def _other_row(pivot: Value, row: Value, rows: int) -> Value:
+    """A pivot that is none must not lead out of the matrix."""
+    return ((pivot > 0) & (pivot < rows + 1)).where(pivot - 1, row)

@@ -33,7 +33,12 @@ def run(
     results: Sequence[tuple[DType, int]], given: Sequence[UOp],
 ) -> list[UOp]:  # fmt: skip
     """The results of a routine on a batch, flat. results: types, and elements for each matrix."""
-    inputs = [_in_memory(x).reshape((-1,)) for x in given]
+    inputs: list[UOp] = []
+    for x in given:
+        flat = _in_memory(x).reshape((-1,))
+        while flat in inputs:  # WebGPU binds a buffer to one argument only
+            flat = _hidden(flat)
+        inputs.append(flat)
     sizes = [(dtype, size) for dtype, size in results]
     sizes += [(x.dtype, int(x.shape[0]) // batch) for x in inputs]
     return routine_results(Routine(name, tuple(numbers), batch, tuple(sizes)), len(results), inputs)

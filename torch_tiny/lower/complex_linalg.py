@@ -12,7 +12,8 @@ from torch_tiny.lower.complex_matrices import (
 )
 from torch_tiny.lower.complex_rules import ComplexResults, ComplexRule
 from torch_tiny.lower.complex_value import Complex, as_complex, from_real, part_dtype
-from torch_tiny.lower.matrices import INT, common_batch, diagonal_of, identity, sign_of
+from torch_tiny.lower.conditions import require
+from torch_tiny.lower.matrices import INT, checked, common_batch, diagonal_of, identity, sign_of
 from torch_tiny.lower.promote import NoLowering
 from torch_tiny.lower.tools import arange, cut, full, total
 from torch_tiny.uops import UOp, call, dtypes
@@ -21,7 +22,7 @@ from torch_tiny.views import int_shape
 Batch = tuple[int, ...]
 
 
-def cholesky(a: Complex, upper: bool, _check: bool = False) -> tuple[Complex, UOp]:
+def cholesky(a: Complex, upper: bool) -> tuple[Complex, UOp]:
     batch, n, _ = sizes_of(a)
     if 0 in a.shape:
         return a, full(batch, 0, dtypes.int32)
@@ -30,7 +31,7 @@ def cholesky(a: Complex, upper: bool, _check: bool = False) -> tuple[Complex, UO
     return by_columns(factor, batch, n, n), info.reshape(batch)
 
 
-def lu_factor(a: Complex, pivot: bool = True, _check: bool = False) -> tuple[Complex, UOp, UOp]:
+def lu_factor(a: Complex, pivot: bool = True) -> tuple[Complex, UOp, UOp]:
     if not pivot:
         raise NoLowering("without pivots")
     batch, m, n = sizes_of(a)
@@ -61,7 +62,7 @@ def _unpacked(
     return from_real(p), Complex(low, low_im), Complex(up, up_im)
 
 
-def _solve(a: Complex, b: Complex, left: bool, _check: bool = False) -> ComplexResults:
+def _solve(a: Complex, b: Complex, left: bool) -> ComplexResults:
     is_vector = linalg.is_vector(a.re, b.re)
     right = b.each(lambda p: p.unsqueeze(-1)) if is_vector else b
     factors, pivots, info = lu_factor(a)
@@ -86,7 +87,7 @@ def lu_solve(factors: Complex, pivots: UOp, b: Complex, left: bool, adjoint: boo
     return by_columns(x, batch, n, columns)
 
 
-def _inverse(a: Complex, _check: bool = False) -> tuple[Complex, UOp]:
+def _inverse(a: Complex) -> tuple[Complex, UOp]:
     batch, n, _ = sizes_of(a)
     if 0 in a.shape:
         return a, full(batch, 0, dtypes.int32)
@@ -150,6 +151,8 @@ def cholesky_solve(b: Complex, factor: Complex, upper: bool) -> Complex:
 
 def _cholesky_inverse(factor: Complex, upper: bool) -> Complex:
     batch, n, _ = sizes_of(factor)
+    diagonal = factor.each(diagonal_of)
+    require(diagonal.re.ne(0) | diagonal.im.ne(0))
     return cholesky_solve(from_real(identity(batch, n, n, factor.re.dtype)), factor, upper)
 
 
@@ -219,16 +222,16 @@ def _product(z: Complex) -> Complex:
 
 
 TABLE: dict[str, ComplexRule] = {
-    "linalg_cholesky_ex": cholesky,
+    "linalg_cholesky_ex": checked(cholesky),
     "cholesky": lambda a, upper: cholesky(a, upper)[0],
-    "linalg_lu_factor_ex": lu_factor,
+    "linalg_lu_factor_ex": checked(lu_factor),
     "linalg_lu": _lu,
     "lu_unpack": _unpacked,
     "linalg_lu_solve": lu_solve,
     "linalg_solve_triangular": solve_triangular,
     "triangular_solve": _old_triangular_solve,
-    "linalg_inv_ex": _inverse,
-    "_linalg_solve_ex": _solve,
+    "linalg_inv_ex": checked(_inverse),
+    "_linalg_solve_ex": checked(_solve),
     "_linalg_det": _det,
     "_linalg_slogdet": _slogdet,
     **dict.fromkeys(("cholesky_solve", "_cholesky_solve_helper"), cholesky_solve),

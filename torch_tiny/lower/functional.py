@@ -57,8 +57,11 @@ RULES: dict[str, Rule] = {
 }
 COMPLEX_RULES: dict[str, ComplexRule] = {
     f"aten::{name}": rule
-    for family in (complex_rules, complex_linalg, complex_spectral, fft)
-    for name, rule in family.TABLE.items()
+    for table in (
+        *(family.TABLE for family in (complex_rules, complex_linalg, complex_spectral, fft)),
+        random.COMPLEX_TABLE,
+    )
+    for name, rule in table.items()
 }
 # These make complex tensors of real ones.
 _ALWAYS_COMPLEX = {f"aten::{name}" for name in (*fft.TABLE, "complex", "polar", "view_as_complex")}

@@ -2,6 +2,7 @@
 
 import math
 
+from torch_tiny.lower.conditions import require
 from torch_tiny.lower.layout import is_contiguous
 from torch_tiny.lower.matmul import matmul
 from torch_tiny.lower.matrices import (
@@ -9,6 +10,7 @@ from torch_tiny.lower.matrices import (
     INT,
     PANEL,
     by_columns,
+    checked,
     common_batch,
     diagonal_of,
     first_info,
@@ -102,7 +104,7 @@ def _lu_by_halves(a: UOp) -> tuple[UOp, UOp, UOp]:
     )
 
 
-def _solve(a: UOp, b: UOp, left: bool, _check: bool = False) -> tuple[UOp, UOp, UOp, UOp]:
+def _solve(a: UOp, b: UOp, left: bool) -> tuple[UOp, UOp, UOp, UOp]:
     vector = is_vector(a, b)
     right = b.unsqueeze(-1) if vector else b
     batch, n, _ = sizes_of(a)
@@ -129,7 +131,7 @@ def is_vector(a: UOp, b: UOp) -> bool:
     return b.ndim == 1 or (a.ndim - 1 == b.ndim and int_shape(a)[:-1] == int_shape(b))
 
 
-def _inverse(a: UOp, _check: bool = False) -> tuple[UOp, UOp]:
+def _inverse(a: UOp) -> tuple[UOp, UOp]:
     batch, n, _ = sizes_of(a)
     if 0 in a.shape:
         return a, full(batch, 0, dtypes.int32)
@@ -220,6 +222,7 @@ def cholesky_solve(b: UOp, factor: UOp, upper: bool) -> UOp:
 
 def _cholesky_inverse(factor: UOp, upper: bool) -> UOp:
     batch, n, _ = sizes_of(factor)
+    require(diagonal_of(factor).ne(0))
     return cholesky_solve(identity(batch, n, n, factor.dtype), factor, upper)
 
 
@@ -237,7 +240,7 @@ def _slogdet(a: UOp) -> Results:
     factors, pivots, _ = lu_factor(_as_lapack_takes_it(a))
     diagonal = diagonal_of(factors)
     one = full(int_shape(diagonal), 1, a.dtype)
-    signs = (diagonal < 0).where(-one, diagonal.ne(0).where(one, diagonal * 0))
+    signs = (diagonal < 0).where(-one, (diagonal > 0).where(one, full((), 0, a.dtype)))
     sign = product(signs, -1) * sign_of(pivots, a.dtype)
     size = call("log", call("fabs", diagonal)) if 0 not in a.shape else diagonal
     return sign, total(size, (size.ndim - 1,)), factors, pivots
@@ -270,10 +273,6 @@ def unpacked(factors: UOp, pivots: UOp, data: bool = True, order: bool = True) -
     row_of = row_order(pivots, m).reshape((*batch, 1, m))
     permuted = row_of.eq(arange(m).reshape((m, 1)))
     return cast(permuted, factors.dtype), lower, upper
-
-
-def _lu_factor(a: UOp, pivot: bool, _check: bool) -> Results:
-    return lu_factor(a, pivot)
 
 
 # --- orthogonal factors ---
@@ -375,9 +374,9 @@ def _exponential(a: UOp) -> UOp:
 
 
 TABLE: dict[str, Rule] = {
-    "linalg_cholesky_ex": lambda a, upper, _check: cholesky(a, upper),
+    "linalg_cholesky_ex": checked(cholesky),
     "cholesky": lambda a, upper: cholesky(a, upper)[0],
-    "linalg_lu_factor_ex": _lu_factor,
+    "linalg_lu_factor_ex": checked(lu_factor),
     "linalg_lu": _lu,
     "lu_unpack": unpacked,
     "linalg_lu_solve": lu_solve,
@@ -385,8 +384,8 @@ TABLE: dict[str, Rule] = {
         a, b, upper, left, unit
     ),
     "triangular_solve": _triangular_solve,
-    "linalg_inv_ex": _inverse,
-    "_linalg_solve_ex": _solve,
+    "linalg_inv_ex": checked(_inverse),
+    "_linalg_solve_ex": checked(_solve),
     "_linalg_det": _det,
     "_linalg_slogdet": _slogdet,
     **dict.fromkeys(("cholesky_solve", "_cholesky_solve_helper"), cholesky_solve),

@@ -1,9 +1,11 @@
 """Pieces of batches of matrices, and the door to the kernels of torch_tiny.linalg."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch_tiny.linalg.routine import run
+from torch_tiny.lower.conditions import require
 from torch_tiny.lower.index import gathered
 from torch_tiny.lower.promote import NoLowering, cast
 from torch_tiny.lower.sort import sort
@@ -110,3 +112,16 @@ def sign_of(pivots: UOp, dtype: DType) -> UOp:
     swaps = total(pivots.ne(arange(n) + 1).cast(dtypes.int32), (pivots.ndim - 1,))
     odd = (swaps % 2).ne(0)
     return odd.where(full((), -1, dtype), full((), 1, dtype))
+
+
+def checked(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """For an operator whose last argument is check_errors, and whose last result is info."""
+
+    def apply(*args: Any) -> Any:
+        *given, check_errors = args
+        results = rule(*given)
+        if check_errors:
+            require(results[-1].eq(0))
+        return results
+
+    return apply

@@ -3,9 +3,11 @@
 The tensors are filled as csrc/portable_random.cpp does, bit by bit.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+from torch_tiny.lower.complex_value import Complex
 from torch_tiny.lower.conditions import require
 from torch_tiny.lower.philox import (
     Words,
@@ -21,6 +23,7 @@ from torch_tiny.lower.philox import (
 )
 from torch_tiny.lower.promote import (
     HALVES,
+    Lifted,
     NoLowering,
     Number,
     as_uop,
@@ -28,7 +31,7 @@ from torch_tiny.lower.promote import (
     is_float,
     math_dtype,
 )
-from torch_tiny.lower.tools import Rule
+from torch_tiny.lower.tools import Rule, cut, full
 from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import int_shape
 
@@ -148,6 +151,24 @@ def _integers(self: UOp, first: int, range_: int, numbers: Any) -> UOp:
     return cast(drawn, self.dtype)
 
 
+def _of_both_parts(self: Complex, rule: Rule, *args: Any) -> Complex:
+    """The parts lie side by side, as view_as_real shows them."""
+    both = rule(full((*self.shape, 2), 0, self.re.dtype), *args)
+    assert isinstance(both, UOp)
+    re, im = (cut(both, len(self.shape), k, k + 1).squeeze(-1) for k in range(2))
+    return Complex(re, im)
+
+
+def _complex_uniform(self: Complex, low: Number, high: Number, numbers: Any) -> Complex:
+    return _of_both_parts(self, TABLE["uniform_"], low, high, numbers)
+
+
+def _complex_normal(self: Complex, mean: Number, std: Number, numbers: Any) -> Complex:
+    if isinstance(std, Lifted):
+        raise NoLowering("a deviation that not all devices divide as exactly")
+    return _of_both_parts(self, TABLE["normal_"], mean, std / math.sqrt(2), numbers)
+
+
 TABLE: dict[str, Rule] = {
     "uniform_": _uniform_rule,
     "normal_": _scaled(normal),
@@ -161,3 +182,5 @@ TABLE: dict[str, Rule] = {
     "random_.to": _random_to_rule,
     "random_.from": _random_from_rule,
 }
+
+COMPLEX_TABLE = {"uniform_": _complex_uniform, "normal_": _complex_normal}
