@@ -32,6 +32,7 @@ def install() -> None:
     _patch_storage_address()
     _patch_storage("_write_file", _write_file)
     _patch_storage("_set_from_file", _set_from_file)
+    _patch_storage("clone", _clone)
     _patch_storage("is_shared", _is_shared)
     for name in ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_"):
         _patch_storage(name, _refuse_to_share)
@@ -122,6 +123,15 @@ def _set_from_file(
     host = UntypedStorage(storage.nbytes())
     original(host, *args)
     return storage.copy_(host)
+
+
+def _clone(original: Callable[..., T], storage: UntypedStorage) -> T:
+    """Of bytes, which is a trace of its own: one trace sees memory as one type on some devices."""
+    index = storage.device.index
+    _C.run(index, "a copy of a storage")
+    copied = original(storage)
+    _C.run(index, "a copy of a storage")
+    return copied
 
 
 def _is_shared(_: object, _storage: UntypedStorage) -> bool:

@@ -17,6 +17,7 @@ from torch_tiny import _C
 from torch_tiny.engine import uop
 from torch_tiny.engine.cache import PlanFiles, key_of
 from torch_tiny.engine.settings import from_environment
+from torch_tiny.portable import scaler
 from torch_tiny.portable.kind import Kind, Opened, find_kind
 from torch_tiny.portable.memory import Memory
 from torch_tiny.trace import SCALAR_TYPE_NUMBERS, read_trace
@@ -236,11 +237,16 @@ def install() -> None:
     _C.set_portable(engine)
     _C.set_compile_portable(engine.compile)
     _C.refuse_fallbacks(_refuses())
+    single = set()
     for index, name in names.items():
         kind = find_kind(name.partition(":")[0])
         kind.prepare()
         numbers = [SCALAR_TYPE_NUMBERS.get(dtype, _COMPLEX.get(dtype, -1)) for dtype in kind.lacks]
         _C.set_missing_types(index, numbers, kind.advice)
+        if torch.float64 in kind.lacks:
+            single.add(index)
+    if single:
+        scaler.install(single)
 
 
 _COMPLEX = {torch.complex64: 9, torch.complex128: 10}  # c10's numbers
