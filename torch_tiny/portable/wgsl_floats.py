@@ -47,9 +47,9 @@ fn tt_exp(x: f32) -> f32 {
   p = p * r + 5.00000012e-1;
   p = (p * (r * r) + r) + 1.0;
   let n = i32(k);
-  let half = n >> 1u;
-  let first = bitcast<f32>(bitcast<u32>(half + 127) << 23u);
-  let scaled = p * first * bitcast<f32>(bitcast<u32>(n - half + 127) << 23u);
+  let halved = n >> 1u;
+  let first = bitcast<f32>(bitcast<u32>(halved + 127) << 23u);
+  let scaled = p * first * bitcast<f32>(bitcast<u32>(n - halved + 127) << 23u);
   return select(scaled, x, tt_isnan(x));
 }
 fn tt_exp2(x: f32) -> f32 {
@@ -57,10 +57,10 @@ fn tt_exp2(x: f32) -> f32 {
   let inside = select(low, 129.0, low > 129.0);
   let k = round(inside);
   let n = i32(k);
-  let half = n >> 1u;
+  let halved = n >> 1u;
   let p = tt_exp((inside - k) * 0.6931471805599453);
-  let first = bitcast<f32>(bitcast<u32>(half + 127) << 23u);
-  let scaled = p * first * bitcast<f32>(bitcast<u32>(n - half + 127) << 23u);
+  let first = bitcast<f32>(bitcast<u32>(halved + 127) << 23u);
+  let scaled = p * first * bitcast<f32>(bitcast<u32>(n - halved + 127) << 23u);
   return select(scaled, x, tt_isnan(x));
 }
 fn tt_exp10(x: f32) -> f32 { return tt_pow(10.0, x); }
@@ -428,10 +428,10 @@ fn tt_remainder(x: f32, y: f32) -> f32 {
   let r = tt_fmod(x, 2.0 * b);
   if (tt_isnan(r)) { return r; }
   var a = abs(r);
-  let half = 0.5 * b;
-  if (a > half) {
+  let halved = 0.5 * b;
+  if (a > halved) {
     a = tt_hide(a - b);
-    if (a >= half) { a = tt_hide(a - b); }
+    if (a >= halved) { a = tt_hide(a - b); }
   }
   return select(a, tt_neg(a), (bitcast<u32>(x) & 0x80000000u) != 0u);
 }
