@@ -25,27 +25,27 @@ def _available(module: ModuleType) -> None:
 
 
 def _hip_compiler(module: ModuleType) -> None:
-    import amd
+    import emulated_amd
 
-    module.HIPCompiler = amd.Compiler
+    module.HIPCompiler = emulated_amd.Compiler
 
 
 def _metal_runtime(module: ModuleType, execute: Callable[[ModuleType], None]) -> None:
-    import metal
+    import emulated_metal
     from tinygrad.runtime.support import c
 
-    sys.modules.update(metal.modules())
+    sys.modules.update(emulated_metal.modules())
     with mock.patch.object(c, "DLL", mock.MagicMock()):
         execute(module)
-    module.MetalCompiler = metal.Compiler
+    module.MetalCompiler = emulated_metal.Compiler
     module.to_ns_str = str
     module.from_ns_str = lambda text: getattr(text, "text", text)
 
 
 def _amd_runtime(module: ModuleType, _execute: Callable[[ModuleType], None]) -> None:
-    import amd
+    import emulated_amd
 
-    module.AMDDevice = amd.AMDDevice
+    module.AMDDevice = emulated_amd.AMDDevice
 
 
 def _then(change: Callable[[ModuleType], None]) -> Callable[..., None]:

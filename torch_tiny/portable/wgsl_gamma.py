@@ -14,7 +14,7 @@ fn tt_lgamma_near_one(t: f32) -> f32 {
   p = p * t + 0.270579457;
   p = p * t - 0.400685161;
   p = p * t + 0.822467029;
-  return (p * t - 0.577215672) * t;
+  return select((p * t - 0.577215672) * t, 0.0, t == 0.0);
 }
 fn tt_lgamma_near_two(t: f32) -> f32 {
   var p = 4.46598206e-5 * t - 2.10086597e-4;
@@ -25,7 +25,7 @@ fn tt_lgamma_near_two(t: f32) -> f32 {
   p = p * t + 2.05808673e-2;
   p = p * t - 6.7352511e-2;
   p = p * t + 3.22467029e-1;
-  return (p * t + 4.22784328e-1) * t;
+  return select((p * t + 4.22784328e-1) * t, 0.0, t == 0.0);
 }
 fn tt_lgamma_positive(x: f32) -> f32 {
   if (x < 0.5) { return tt_lgamma_near_one(x) - tt_log(x); }

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from compiler import CompileError, Kernel, Memory, compiled
+from emulated_compiler import CompileError, Kernel, Memory, compiled
 from tinygrad.device import BufferSpec, TinyELF
 from tinygrad.device import CompileError as TheirCompileError
+from tinygrad.device import Compiler as TheirCompiler
 from tinygrad.renderer.cstyle import HIPCCRenderer, HIPRenderer
 from tinygrad.renderer.llvmir import AMDLLVMRenderer
 from tinygrad.runtime.support.hcq import (
@@ -28,11 +29,11 @@ ARCH = "gfx1100"
 MOST_SHARED = 65536
 
 
-class Compiler:
+class Compiler(TheirCompiler):
     """In place of HIPCompiler, for the renderer."""
 
     def __init__(self, _arch: str) -> None:
-        pass
+        super().__init__()
 
     def compile(self, text: str) -> bytes:
         try:
@@ -49,7 +50,7 @@ class Signal(HCQSignal):
 class Queue(HWQueue):
     """Commands answer whether they could be done."""
 
-    def __init__(self, dev: AMDDevice, waiting: deque[list[Callable[[], bool]]]) -> None:
+    def __init__(self, waiting: deque[list[Callable[[], bool]]]) -> None:
         super().__init__()
         self._waiting = waiting
         self._commands: list[Callable[[], bool]] = []
@@ -128,8 +129,8 @@ class AMDDevice(HCQCompiled):
             [HIPRenderer, AMDLLVMRenderer, HIPCCRenderer],
             AMDProgram,
             Signal,
-            partial(Queue, self, self._compute),
-            partial(Queue, self, self._copies),
+            partial(Queue, self._compute),
+            partial(Queue, self._copies),
             kernargs_size=1 << 20,
             arch=ARCH,
         )

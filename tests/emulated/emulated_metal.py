@@ -1,4 +1,6 @@
-"""What of Objective-C and Metal tinygrad's ops_metal.py calls; a queue runs when it is waited for."""
+"""What of Objective-C and Metal tinygrad's ops_metal.py calls. Queues run when waited for."""
+
+# ruff: noqa: N802  (the names are Apple's)
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ import ctypes
 from types import ModuleType
 from typing import Any
 
-from compiler import CompileError, Kernel, Memory, compiled
+from emulated_compiler import CompileError, Kernel, Memory, compiled
+from tinygrad.device import CompileError as TheirCompileError
+from tinygrad.device import Compiler as TheirCompiler
 
 MOST_SHARED = 32768
 MOST_BUFFERS = 31
@@ -175,16 +179,14 @@ class CommandBuffer(Object):
     GPUEndTime = GPUStartTime
 
 
-class Compiler:
-    """tinygrad's MetalCompiler, for the renderer."""
+class Compiler(TheirCompiler):
+    """In place of MetalCompiler, for the renderer."""
 
     def compile(self, text: str) -> bytes:
-        from tinygrad.device import CompileError as Theirs
-
         try:
             return compiled(text, "metal", MOST_SHARED)
         except CompileError as error:
-            raise Theirs(str(error)) from error
+            raise TheirCompileError(str(error)) from error
 
 
 def modules() -> dict[str, ModuleType]:
