@@ -7,6 +7,7 @@ the compilers are g++ (tests/emulated). What the hardware and its compilers do i
 import ctypes
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -216,6 +217,53 @@ def _assert_close(
     same = (got == rounded) & (np.signbit(got) == np.signbit(rounded))
     wrong = ~usual & ~tiny & ~same & ~(np.isnan(got) & np.isnan(rounded))
     assert not wrong.any(), (name, [one[wrong] for one in given], got[wrong], rounded[wrong])
+
+
+def test_clang_makes_code_for_an_amd_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler that AMD's is made of takes the kernels, and rounds a*b+c twice."""
+    clang = _clang()
+    if clang is None:
+        pytest.skip("no clang that knows AMD's GPUs")
+    monkeypatch.setenv("PYTHONPATH", f"{FOLDER}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    all_sorts = """
+x = torch.rand(64, 8).to("tiny")
+for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64, torch.bool):
+    (x.to(dtype).mul(3) + 1).sum().item()
+y = x.erf() + x.pow(1.5) + x.lgamma().sin() + torch.atan2(x, x + 1)
+(y @ y.t()).softmax(0).tolist(), (x.int() // 3).sort(0).values.tolist()
+torch.linalg.cholesky(x[:8] @ x[:8].t() + torch.eye(8).to("tiny")).tolist()
+"""
+    one = "a = torch.ones(9).to('tiny'); (a * a + a).tolist()"
+    for name, code in {"all": all_sorts, "one": one}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.setenv("TORCH_TINY_EMULATED", str(folder))
+        assert run("amd", code, TORCH_TINY_FALLBACK="error") == []
+        texts = list(folder.glob("*.hip"))
+        assert texts
+        assembly = "".join(_assembled(clang, text) for text in texts)
+    assert "v_mul_f32" in assembly
+    assert "v_fma" not in assembly
+
+
+_FOR_AMD = ("-x", "hip", "--offload-arch=gfx1100", "--cuda-device-only", "-nogpulib", "-nogpuinc")
+
+
+def _clang() -> str | None:
+    """A clang that knows the GPU of the emulation."""
+    on_path = [found for found in [shutil.which("clang")] if found is not None]
+    for clang in (*on_path, *map(str, sorted(Path("/usr/lib").glob("llvm-*/bin/clang")))):
+        command = [clang, *_FOR_AMD, "-S", os.devnull, "-o", os.devnull]
+        if subprocess.run(command, capture_output=True).returncode == 0:
+            return clang
+    return None
+
+
+def _assembled(clang: str, text: Path) -> str:
+    command = [clang, *_FOR_AMD, "-std=c++14", "-O3", "-w", "-S", str(text), "-o", "-"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stderr}\n{text.read_text()}"
+    return done.stdout
 
 
 def test_texts_forbid_contraction_and_meet_over_all_memory(kind: str) -> None:

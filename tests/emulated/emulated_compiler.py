@@ -23,7 +23,8 @@ class CompileError(Exception):
 
 
 def compiled(text: str, language: str, most_shared: int) -> bytes:
-    """The path of a library, as bytes."""
+    """The path of a library, as bytes. The text stays beside it, under the name of its language."""
+    given = text
     name, count, most_threads = _signature(text, language)
     shared = sum(int(n) * _SIZES[kind] for kind, n in re.findall(_SHARED[language], text))
     if shared > most_shared:
@@ -38,7 +39,9 @@ def compiled(text: str, language: str, most_shared: int) -> bytes:
     text += f'\nextern "C" void emulated_call(void **b) {{ {name}({", ".join(operands)}); }}\n'
     text += f'extern "C" int emulated_most_threads = {most_threads};\n'
     text += f'extern "C" int emulated_has_barriers = {int("barrier(" in text)};\n'
-    return str(_built(text)).encode()
+    path = _built(text)
+    path.with_suffix(f".{language}").write_text(given)
+    return str(path).encode()
 
 
 class Kernel:
