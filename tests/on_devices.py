@@ -2,6 +2,7 @@
 
     python -m tests.on_devices                on OpenCL and WebGPU, those that are there
     python -m tests.on_devices webgpu -x      on one of them, with options for pytest
+    PYTHONPATH=tests/emulated python -m tests.on_devices metal amd    in the emulation
 
 python -m tests.devices runs all of the operator database there.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 KINDS = ("cl", "webgpu")
+EMULATED = ("metal", "amd")
 PROBE = 'import torch, torch_tiny; print((torch.ones(3, device="tiny") + 1).sum().item())'
 
 # One of each family of kernels. What fails is in expected_failures.py.
@@ -54,8 +56,8 @@ SLOW = (
 
 def main() -> int:
     given = sys.argv[1:]
-    kinds = [arg for arg in given if arg in KINDS] or KINDS
-    options = [arg for arg in given if arg not in KINDS]
+    kinds = [arg for arg in given if arg in KINDS + EMULATED] or KINDS
+    options = [arg for arg in given if arg not in KINDS + EMULATED]
     return max(run(kind, options) for kind in kinds)
 
 

@@ -18,7 +18,7 @@ DEVICE = os.environ.get("TORCH_TINY_TEST_DEVICE", "tiny")
 KIND = os.environ.get("TORCH_TINY_DEVICES", "cpu").partition(",")[0].partition(":")[0]
 ORACLE = "cuda" if KIND == "cuda" else "cpu"
 PORTABLE = KIND not in ("cpu", "cuda")
-HAS_FLOAT64 = KIND != "webgpu"
+HAS_FLOAT64 = KIND not in ("webgpu", "metal")
 
 # Compiling in the background has tests of its own; it would take the cores from all others.
 os.environ.setdefault("TORCH_TINY_ENGINE", "aten")

@@ -57,13 +57,18 @@ class Opened:
 
     def copy(self, to: Any, of: Any, nbytes: int) -> None:
         """Within the device, after what was asked of it before."""
-        self.device.allocator._transfer(to, of, nbytes, self.device, self.device)
+        if self.device.allocator.supports_transfer:
+            self.device.allocator._transfer(to, of, nbytes, self.device, self.device)
+        else:
+            data = memoryview(bytearray(nbytes))
+            self.copy_out(data, of)
+            self.copy_in(to, data)
 
     def build(self, texts: Sequence[Text]) -> list[Any]:
         """Kernels from their texts; raises what the device's compiler says."""
         from torch_tiny.uops import device
 
-        return [device.program(self.device, *one) for one in texts]
+        return [device.program(self.device, self.renderer, *one) for one in texts]
 
     def run(self, launches: Sequence[Launch]) -> None:
         """Kernels one after the other."""

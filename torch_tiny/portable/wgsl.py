@@ -8,6 +8,7 @@ they do not know either that it is the same on both sides, since tt_apart takes 
 import re
 
 from torch_tiny.portable.wgsl_floats import FLOATS
+from torch_tiny.portable.wgsl_gamma import GAMMA
 from torch_tiny.portable.wgsl_integers import INTEGERS
 from torch_tiny.uops import DType, dtypes
 
@@ -41,11 +42,12 @@ _SMALL = {
 }
 _INTEGERS = {"cast": "{0}", "neg": "(0 - {0})", "<<": "({0}<<u32({1}))"}
 
-_BY_NAME = {
+BY_NAME = {
     text.partition("(")[0]: f"fn {text.strip()}"
-    for functions in (FLOATS, INTEGERS)
+    for functions in (FLOATS, GAMMA, INTEGERS)
     for text in functions.split("\nfn ")[1:]
 }
+"""The text of each function."""
 
 
 def integer(operator: str, dtype: DType) -> str | None:
@@ -59,7 +61,7 @@ def template(name: str) -> str | None:
     """The expression for a float operator; None if there is none."""
     if name in OPERATORS:
         return OPERATORS[name]
-    text = _BY_NAME.get(f"tt_{name}")
+    text = BY_NAME.get(f"tt_{name}")
     if text is None:
         return None
     count = text.partition("{")[0].count(": f32")
@@ -73,6 +75,6 @@ def needed(text: str) -> str:
     while waiting:
         for name in re.findall(r"\btt_\w+(?=\()", waiting.pop()):
             if name not in found:
-                found[name] = _BY_NAME[name]
-                waiting.append(_BY_NAME[name])
+                found[name] = BY_NAME[name]
+                waiting.append(BY_NAME[name])
     return "\n".join(found.values())

@@ -47,9 +47,9 @@ fn tt_exp(x: f32) -> f32 {
   p = p * r + 5.00000012e-1;
   p = (p * (r * r) + r) + 1.0;
   let n = i32(k);
-  let half = n >> 1u;
-  let first = bitcast<f32>(bitcast<u32>(half + 127) << 23u);
-  let scaled = p * first * bitcast<f32>(bitcast<u32>(n - half + 127) << 23u);
+  let halved = n >> 1u;
+  let first = bitcast<f32>(bitcast<u32>(halved + 127) << 23u);
+  let scaled = p * first * bitcast<f32>(bitcast<u32>(n - halved + 127) << 23u);
   return select(scaled, x, tt_isnan(x));
 }
 fn tt_exp2(x: f32) -> f32 {
@@ -57,10 +57,10 @@ fn tt_exp2(x: f32) -> f32 {
   let inside = select(low, 129.0, low > 129.0);
   let k = round(inside);
   let n = i32(k);
-  let half = n >> 1u;
+  let halved = n >> 1u;
   let p = tt_exp((inside - k) * 0.6931471805599453);
-  let first = bitcast<f32>(bitcast<u32>(half + 127) << 23u);
-  let scaled = p * first * bitcast<f32>(bitcast<u32>(n - half + 127) << 23u);
+  let first = bitcast<f32>(bitcast<u32>(halved + 127) << 23u);
+  let scaled = p * first * bitcast<f32>(bitcast<u32>(n - halved + 127) << 23u);
   return select(scaled, x, tt_isnan(x));
 }
 fn tt_exp10(x: f32) -> f32 { return tt_pow(10.0, x); }
@@ -339,43 +339,6 @@ fn tt_erfc(x: f32) -> f32 {
   p = p * t - 1.26551223;
   return t * tt_exp(-high * high) * tt_exp(rest + p);
 }
-fn tt_lgamma_near(t: f32) -> f32 {
-  var p = 1.134728199e-4 * t - 2.538170957e-4;
-  p = p * t + 5.06517143e-4;
-  p = p * t - 1.185860034e-3;
-  p = p * t + 2.890795322e-3;
-  p = p * t - 7.386174156e-3;
-  p = p * t + 2.058079947e-2;
-  p = p * t - 6.735228147e-2;
-  p = p * t + 3.224670335e-1;
-  p = p * t + 4.22784335e-1;
-  return p * t;
-}
-fn tt_lgamma_far(x: f32) -> f32 {
-  if (x >= 8.0) {
-    let r = 1.0 / x;
-    let s = r * r;
-    let rest = r * (8.33333333e-2 + s * (7.93650794e-4 * s - 2.77777778e-3));
-    return (x - 0.5) * (tt_log(x) - 1.0) + (4.18938533e-1 + rest);
-  }
-  if (x < 1.5) { return tt_lgamma_near(x - 1.0) - tt_log1p(x - 1.0); }
-  var z = x;
-  var p = 1.0;
-  for (var i = 0; i < 6 && z > 2.5; i++) {
-    z = z - 1.0;
-    p = p * z;
-  }
-  return tt_lgamma_near(z - 2.0) + tt_log(p);
-}
-fn tt_lgamma(x: f32) -> f32 {
-  let a = abs(x);
-  let apart = abs(a - round(a));
-  if (tt_isnan(x)) { return x; }
-  if (tt_isinf(x) || (x <= 0.0 && apart == 0.0)) { return INFINITY; }
-  if (a < 0.5) { return tt_lgamma_near(x) - tt_log1p(x) - tt_log(a); }
-  if (x > 0.0) { return tt_lgamma_far(x); }
-  return tt_log(3.14159265359 / (a * tt_sin(3.14159265359 * apart))) - tt_lgamma_far(a);
-}
 fn tt_product(a: f32, b: f32) -> vec2<f32> {
   let ah = bitcast<f32>(bitcast<u32>(a) & 0xfffff000u);
   let bh = bitcast<f32>(bitcast<u32>(b) & 0xfffff000u);
@@ -465,10 +428,10 @@ fn tt_remainder(x: f32, y: f32) -> f32 {
   let r = tt_fmod(x, 2.0 * b);
   if (tt_isnan(r)) { return r; }
   var a = abs(r);
-  let half = 0.5 * b;
-  if (a > half) {
+  let halved = 0.5 * b;
+  if (a > halved) {
     a = tt_hide(a - b);
-    if (a >= half) { a = tt_hide(a - b); }
+    if (a >= halved) { a = tt_hide(a - b); }
   }
   return select(a, tt_neg(a), (bitcast<u32>(x) & 0x80000000u) != 0u);
 }

@@ -1,6 +1,7 @@
 """A device that tinygrad drives: its memory, and its kernels from loops to source text."""
 
 import itertools
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -41,7 +42,7 @@ from tinygrad.codegen.simplify import (
     pm_simplify_ranges,
     pm_split_ranges,
 )
-from tinygrad.device import Device, TinyELF
+from tinygrad.device import CompileError, Device, TinyELF
 from tinygrad.schedule.rangeify import pm_mops
 from tinygrad.uop.movement import mop_cleanup
 from tinygrad.uop.ops import KernelInfo, ProgramInfo
@@ -92,11 +93,17 @@ def open_device(name: str) -> Any:
     return Device[name]
 
 
-def program(device: Any, name: str, text: str, buffers: int) -> Any:
-    """What runs a kernel: program(*opaque_buffers, global_size=..., local_size=...)."""
+def program(device: Any, renderer: Any, name: str, text: str, buffers: int) -> Any:
+    """What runs a kernel: program(*opaque_buffers, global_size=..., local_size=...).
+
+    A RuntimeError has what the device's compiler says.
+    """
     signature = tuple((None, i, dtypes.uint8, (1,)) for i in range(buffers))
-    code = device.compiler.compile(text)
-    return device.runtime(TinyELF(code, name, device.renderer.target, signature))
+    try:
+        code = renderer.compiler.compile(text)
+    except (CompileError, subprocess.CalledProcessError) as error:
+        raise RuntimeError(str(error)) from error
+    return device.runtime(TinyELF(code, name, renderer.target, signature))
 
 
 def render(

@@ -1,20 +1,21 @@
-"""AMD's GPUs, driven by tinygrad itself. Not tried on such a machine yet.
+"""AMD's GPUs, driven by tinygrad itself. Tested in an emulation (tests/emulated), not on one.
 
-Functions that clang does not compile to instructions are missing, so what needs them runs on the
-host: the names of the device library are to be added here.
+Functions are those of ROCm's device library, which its compiler links in: __ocml_exp_f32.
 """
 
+import re
 from pathlib import Path
 
-from torch_tiny.portable.kind import C_FUNCTIONS, Kind
+from torch_tiny.portable.kind import C_BINARY, C_FUNCTIONS, C_UNARY, Kind, Opened
 from torch_tiny.uops import DType, dtypes
 
-_BUILTIN = ("ceil", "copysign", "fabs", "floor", "rint", "sqrt", "trunc")
-_FUNCTIONS = {
-    name: f"__builtin_{text}" if name in _BUILTIN else text
-    for name, text in C_FUNCTIONS.items()
-    if name in _BUILTIN or not text.startswith(f"{name}(")
+_BESSEL = ("j0", "j1", "y0", "y1")
+_OPERANDS = {
+    **dict.fromkeys((*C_UNARY, *_BESSEL), "{0}"),
+    **dict.fromkeys(C_BINARY, "{0}, {1}"),
+    "nearbyint": "{0}",
 }
+_FUNCTIONS = {name: text for name, text in C_FUNCTIONS.items() if name not in _OPERANDS}
 _INTEGERS = {
     dtypes.int8: ("signed char", "unsigned int"),
     dtypes.uint8: ("unsigned char", "unsigned int"),
@@ -23,6 +24,18 @@ _INTEGERS = {
     dtypes.int32: ("int", "unsigned int"),
     dtypes.int64: ("long", "unsigned long"),
 }
+_PRAGMA = "#pragma clang fp contract(off)"  # a*b+c is rounded twice, as on the CPU
+_KFD = Path("/dev/kfd")
+_PCI = Path("/sys/bus/pci/devices")
+_AMD = "0x1002"
+
+
+class _Opened(Opened):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        from torch_tiny.uops.amd import renderer_of
+
+        self.renderer = renderer_of(self.device)
 
 
 class Amd(Kind):
@@ -32,14 +45,31 @@ class Amd(Kind):
     integers = _INTEGERS
 
     def why_not(self) -> str | None:
-        return None if Path("/dev/kfd").exists() else "no AMD GPU: /dev/kfd does not exist"
+        if _KFD.exists() or _AMD in (path.read_text().strip() for path in _PCI.glob("*/vendor")):
+            return None
+        return "no AMD GPU: there is neither /dev/kfd nor such a device on the bus"
+
+    def open(self, index: int) -> Opened:
+        return _Opened(self.tinygrad_name(index))
 
     def template(self, name: str, dtype: DType) -> str:
+        bits = 64 if dtype == dtypes.float64 else 32
         if name == "largest_nan":
-            wide = dtype == dtypes.float64
-            nan = '("0x7ffffffffffff")' if wide else 'f("0x3fffff")'
+            nan = '("0x7ffffffffffff")' if bits == 64 else 'f("0x3fffff")'
             return f"({{0}} != {{0}} ? __builtin_nan{nan} : {{0}})"
+        if name in _OPERANDS:
+            return f"__ocml_{name}_f{bits}({_OPERANDS[name]})"
         return super().template(name, dtype)
+
+    def finish(self, text: str) -> str:
+        calls = sorted(set(re.findall(r"\b__ocml_(\w+)_f(32|64)\(", text)))
+        return "\n".join((_PRAGMA, *(_declared(name, bits) for name, bits in calls), text))
+
+
+def _declared(name: str, bits: str) -> str:
+    kind = "double" if bits == "64" else "float"
+    operands = ", ".join(kind for _ in _OPERANDS[name].split(","))
+    return f'extern "C" __attribute__((device)) {kind} __ocml_{name}_f{bits}({operands});'
 
 
 KIND = Amd()

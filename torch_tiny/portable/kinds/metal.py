@@ -1,35 +1,58 @@
-"""Metal: Apple's GPUs. Not tried on such a machine yet."""
+"""Metal: Apple's GPUs. Tested in an emulation of them (tests/emulated), not on such a machine."""
 
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from torch_tiny.portable.kind import C_FUNCTIONS, C_INTEGERS, Kind
-from torch_tiny.uops import DType
+from torch_tiny.portable import msl
+from torch_tiny.portable.kind import C_FUNCTIONS, C_INTEGERS, Kind, Launch, Opened
 
-# Metal has no functions by these names.
-_MISSING = (
-    "cbrt",
-    "erf",
-    "erfc",
-    "expm1",
-    "hypot",
-    "lgamma",
-    "log1p",
-    "logb",
-    "remainder",
-    "tgamma",
+# Metal has no functions by these names, or may be off by more than a few bits.
+_OWN = (
+    *("atan2", "cbrt", "erf", "erfc", "expm1", "fdim", "fmod", "hypot", "lgamma", "log1p", "logb"),
+    *("nextafter", "pow", "remainder"),
 )
 _PRECISE = (
-    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "cos", "cosh", "exp"),
-    *("exp10", "exp2", "floor", "fmod", "log", "log10", "log2", "pow", "rint", "round", "sin"),
-    *("sinh", "sqrt", "tan", "tanh", "trunc"),
+    *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "exp10", "exp2"),
+    *("log", "log10", "log2", "sin", "sinh", "sqrt", "tan", "tanh"),
 )
 _FUNCTIONS = {
-    name: f"precise::{text}" if name in _PRECISE else text
-    for name, text in C_FUNCTIONS.items()
-    if name not in _MISSING
+    **{name: text for name, text in C_FUNCTIONS.items() if name != "tgamma"},
+    **{name: f"precise::{C_FUNCTIONS[name]}" for name in _PRECISE},
+    **{name: msl.template(name) for name in _OWN},
+    "largest_nan": "({0} != {0} ? as_type<float>(0x7fffffff) : {0})",
 }
+_MOST_IN_FLIGHT = 512
+_BEGIN = "using namespace metal;\n"
+_PRAGMA = "#pragma clang fp contract(off)\n"  # a*b+c is rounded twice, as on the CPU
+
+
+class _Opened(Opened):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        from torch_tiny.uops import metal
+
+        self.most_buffers = metal.MOST_BUFFERS
+        self.renderer = metal.Renderer(self.renderer.target)
+
+    def copy_in(self, memory: Any, data: memoryview) -> None:
+        from torch_tiny.uops.metal import part
+
+        super().copy_in(part(self.device, memory, data.nbytes), data)
+
+    def copy_out(self, data: memoryview, memory: Any) -> None:
+        from torch_tiny.uops.metal import part
+
+        super().copy_out(data, part(self.device, memory, data.nbytes))
+
+    def run(self, launches: Sequence[Launch]) -> None:
+        from torch_tiny.uops.metal import count_in_flight
+
+        super().run(launches)
+        if count_in_flight(self.device) > _MOST_IN_FLIGHT:
+            self.wait()
 
 
 class Metal(Kind):
@@ -43,10 +66,17 @@ class Metal(Kind):
     def why_not(self) -> str | None:
         return None if sys.platform == "darwin" else "Metal is part of macOS"
 
-    def template(self, name: str, dtype: DType) -> str:
-        if name == "largest_nan":
-            return "({0} != {0} ? as_type<float>(0x7fffffff) : {0})"
-        return super().template(name, dtype)
+    def open(self, index: int) -> Opened:
+        if index:
+            raise ValueError("Metal has one device: metal")
+        return _Opened(self.device)
+
+    def finish(self, text: str) -> str:
+        # Threads of a group meet over arguments too.
+        both = "threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup)"
+        text = text.replace("threadgroup_barrier(mem_flags::mem_threadgroup)", both)
+        head, begin, rest = text.partition(_BEGIN)
+        return f"{head}{begin}{_PRAGMA}{msl.needed(rest)}\n{rest}"
 
 
 KIND = Metal()
