@@ -177,3 +177,20 @@ def test_bytes_wrap_around_inside_a_kernel() -> None:
         return [-a > b, (a - b).float(), (a - 1).maximum(b), (a * 3 + 200) >> 1, (a + 200) < 100]
 
     compiled(program)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "bilinear", "bicubic"])
+@pytest.mark.parametrize("scale", [1.02, 1.3, 2.02])
+def test_interpolation_by_a_scale_beside_the_lengths(mode: str, scale: float) -> None:
+    """Where a length stays or doubles PyTorch does not look at the scale, in some of its kernels."""
+    shapes = {"linear": [(1, 2, 3)], "bilinear": [(1, 2, 3, 5)], "bicubic": [(1, 2, 3, 5)]}
+
+    def program(device: str) -> list[torch.Tensor]:
+        found = []
+        for shape in shapes.get(mode, [(1, 2, 3), (1, 2, 3, 5)]):
+            x = numbers(*shape).to(device).requires_grad_()
+            y = F.interpolate(x, scale_factor=(scale, 1.25)[: len(shape) - 2], mode=mode)
+            found += [y, *torch.autograd.grad(y.square().sum(), x)]
+        return found
+
+    compiled(program)

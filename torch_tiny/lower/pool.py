@@ -241,7 +241,10 @@ def scale_of(size: int, out: int, scale: Scale) -> UOp:
     return ratio.cast(dtypes.float32)
 
 
-def _nearest(size: int, out: int, scale: Scale, exact: bool) -> UOp:
+def _nearest(size: int, out: int, scale: Scale, exact: bool, short: bool) -> UOp:
+    """short: PyTorch does not look at the scale where a length stays or doubles."""
+    if short and not exact and out in (size, 2 * size):
+        return arange(out) // (out // size)
     at = arange(out).cast(dtypes.float32) + (0.5 if exact else 0.0)
     source = call("floor", at * scale_of(size, out, scale)).cast(dtypes.int32)
     return (source > size - 1).where(full_like(source, size - 1), source)
@@ -251,7 +254,7 @@ def _upsample_nearest(x: UOp, sizes: Sequence[int], *scales: Scale, exact: bool)
     k = len(sizes)
     for i, n in enumerate(sizes):
         dim = x.ndim - k + i
-        x = take(x, dim, _nearest(int_shape(x)[dim], n, scales[i], exact))
+        x = take(x, dim, _nearest(int_shape(x)[dim], n, scales[i], exact, short=k == 2))
     return x
 
 
@@ -260,14 +263,16 @@ def _upsample_nearest_backward(grad: UOp, sizes: Sequence[int], inputs: Sequence
     k, g = len(sizes), to_math(grad)
     for i, n in enumerate(sizes):
         dim = grad.ndim - k + i
-        g = place(g, dim, _nearest(inputs[dim], n, scales[i], exact), inputs[dim])
+        g = place(g, dim, _nearest(inputs[dim], n, scales[i], exact, short=True), inputs[dim])
     return cast(g, grad.dtype)
 
 
 def _linear(size: int, out: int, scale: Scale, corners: bool) -> tuple[UOp, UOp, UOp]:
     """The two neighbours of each output element and the weight of the second."""
     at = arange(out).cast(dtypes.float32)
-    if corners:
+    if size == out:  # whatever the scale is
+        source = at
+    elif corners:
         source = at * ((size - 1) / (out - 1) if out > 1 else 0.0)
     else:
         source = (at + 0.5) * scale_of(size, out, scale) - 0.5
