@@ -42,6 +42,15 @@ for ours, theirs in zip(program("tiny"), program("cpu"), strict=True):
     assert run(kind, code, TORCH_TINY_FALLBACK="error") == []
 
 
+def test_the_inverse_of_erf_near_one(kind: str) -> None:
+    code = """
+x = torch.cat([torch.linspace(-1, 1, 201), 1 - torch.logspace(-7.2, -1, 60), torch.tensor([1.5])])
+ours, exact = torch.erfinv(x.to("tiny")).cpu(), torch.erfinv(x.double()).float()
+torch.testing.assert_close(ours, exact, equal_nan=True, rtol=1e-6, atol=0)
+"""
+    assert run(kind, code, TORCH_TINY_FALLBACK="error") == []
+
+
 def test_equal_is_found_on_the_device(kind: str) -> None:
     code = """
 x = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))

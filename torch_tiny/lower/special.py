@@ -131,18 +131,19 @@ def _bessel_k(order: int, scaled: bool) -> Unary:
 
 
 def erfinv(x: UOp) -> UOp:
-    """Winitzki's approximation and Halley's steps."""
-    bend = log(1.0 - x * x)
+    """Winitzki's approximation and Halley's steps; near 1 by what is left to it, which is exact."""
+    size = absolute(x)
+    rest = 1.0 - size
+    bend = log(rest * (size + 1.0))
     first = bend * 0.5 + 2 / (math.pi * 0.147)
     y = call("sqrt", call("sqrt", first * first - bend / 0.147) - first)
-    y = call("copysign", y, x)
     for _ in range(3):
-        error = call("erf", y) - x
+        error = (size > 0.5).where(rest - call("erfc", y), call("erf", y) - size)
         slope = exp(-(y * y)) * (2 / math.sqrt(math.pi))
         newton = error / slope
         y = y - newton / (newton * y + 1.0)
-    y = absolute(x).eq(1.0).where(call("copysign", full_like(x, math.inf), x), y)
-    return x.eq(0).where(x, y)
+    y = size.eq(1.0).where(full_like(x, math.inf), y)
+    return x.eq(0).where(x, call("copysign", y, x))
 
 
 def _ndtri(p: UOp) -> UOp:
