@@ -182,7 +182,7 @@ def test_bytes_wrap_around_inside_a_kernel() -> None:
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "bilinear", "bicubic"])
 @pytest.mark.parametrize("scale", [1.02, 1.3, 2.02])
 def test_interpolation_by_a_scale_beside_the_lengths(mode: str, scale: float) -> None:
-    """Where a length stays or doubles PyTorch does not look at the scale, in some of its kernels."""
+    """Where a length stays or doubles some of PyTorch's kernels do not look at the scale."""
     shapes = {"linear": [(1, 2, 3)], "bilinear": [(1, 2, 3, 5)], "bicubic": [(1, 2, 3, 5)]}
 
     def program(device: str) -> list[torch.Tensor]:

@@ -215,6 +215,31 @@ assert torch.equal(y.flatten()[j.int().abs() * 64 % 4096].cpu(), x.flatten()[i.a
     assert run(kind, code, TORCH_TINY_FALLBACK="error") == []
 
 
+def test_indices_on_the_cpu_and_masks_need_no_host(kind: str) -> None:
+    """On the CPU are those that Python makes of a list."""
+    code = """
+def program(device):
+    x = torch.arange(12.0).reshape(4, 3).to(device).requires_grad_()
+    mask = torch.tensor([True, False, True, True])
+    y = x * 2
+    y[[0, 2]] = 7.0
+    y[mask, 1] += 1
+    y[torch.tensor([3]), torch.tensor([0])] = x[1, 1]
+    y[y[:, 2] > 5] -= 3
+    found = [y[[1, 1, -1]], y[mask], y[:, torch.tensor([2, 0])], y[torch.tensor([[0], [3]]), [0]]]
+    sum((t * t).sum() for t in found).backward()
+    return [t.detach().cpu() for t in [*found, x.grad]]
+torch.testing.assert_close(program("tiny"), program("cpu"), rtol=0, atol=0)
+for device in ("tiny", "cpu"):
+    try:
+        torch.zeros(3).to(device)[[0, 3]].tolist()
+    except IndexError as error:
+        print(str(error).partition(" (")[0])
+"""
+    expected = ["index 3 is out of bounds for dimension 0 with size 3"] * 2
+    assert run(kind, code, TORCH_TINY_FALLBACK="error") == expected
+
+
 def test_training_needs_no_host(kind: str) -> None:
     code = """
 def train(device):

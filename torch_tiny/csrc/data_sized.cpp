@@ -4,6 +4,7 @@
 #include "data_sized.h"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/ops/_index_put_impl.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/count_nonzero.h>
@@ -58,12 +59,24 @@ bool is_mask(const std::optional<Tensor>& index) {
       (index->scalar_type() == at::kBool || index->scalar_type() == at::kByte);
 }
 
-Tensor index_by_masks(const Tensor& self, const c10::List<std::optional<Tensor>>& indices) {
-  c10::List<std::optional<Tensor>> numbers;
+using Indices = c10::List<std::optional<Tensor>>;
+
+// The indices as numbers on the device. They may lie on the CPU, as those that Python makes of a
+// list do; a mask becomes the places where it is set.
+Indices numbers_of(const Tensor& self, const Indices& indices) {
+  Indices numbers;
+  const auto add = [&](const Tensor& index) {
+    numbers.push_back(index.is_cpu() ? index.to(self.device()) : index);
+  };
   int64_t dim = 0;
   for (const std::optional<Tensor>& index : indices) {
-    if (!is_mask(index)) {
+    if (!index.has_value() || !index->defined()) {
       numbers.push_back(index);
+      ++dim;
+      continue;
+    }
+    if (!is_mask(index)) {
+      add(*index);
       ++dim;
       continue;
     }
@@ -79,11 +92,21 @@ Tensor index_by_masks(const Tensor& self, const c10::List<std::optional<Tensor>>
           " at index ",
           dim);
     }
-    for (const auto& column : places_of_nonzero(*index).unbind(1)) {
-      numbers.push_back(column);
+    const auto places = index->is_cpu() ? index->nonzero() : places_of_nonzero(*index);
+    for (const auto& column : places.unbind(1)) {
+      add(column);
     }
   }
-  return at::index(self, numbers);
+  return numbers;
+}
+
+Tensor index_by_numbers(const Tensor& self, const Indices& indices) {
+  return at::index(self, numbers_of(self, indices));
+}
+
+Tensor& put_by_numbers(
+    Tensor& self, const Indices& indices, const Tensor& values, bool accumulate, bool is_unsafe) {
+  return at::_index_put_impl_(self, numbers_of(self, indices), values, accumulate, is_unsafe);
 }
 
 // Runs of equal elements of a 1-d tensor: one of each, the run of each element, the lengths.
@@ -181,14 +204,26 @@ bool on_portable(Values arguments) {
   return is_portable_tensor(arguments[0]);
 }
 
+bool is_on_cpu(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().is_cpu();
+}
+
 bool with_masks(Values arguments) {
   if (!is_portable_tensor(arguments[0])) {
     return false;
   }
   const auto indices = arguments[1].toListRef();
   return std::any_of(indices.begin(), indices.end(), [](const c10::IValue& index) {
-    return is_portable_tensor(index) && is_mask(index.toTensor());
+    return is_on_cpu(index) || (is_portable_tensor(index) && is_mask(index.toTensor()));
   });
+}
+
+// One value for all places needs no numbers: their count does not matter.
+bool with_masks_and_values(Values arguments) {
+  const auto indices = arguments[1].toListRef();
+  return with_masks(arguments) &&
+      (arguments[2].toTensor().numel() != 1 ||
+       std::any_of(indices.begin(), indices.end(), is_on_cpu));
 }
 
 bool comparable(Values arguments) {
@@ -209,7 +244,8 @@ void install_data_sized() {
   library->impl("equal", composed_kernel<&equal, &comparable>());
   library->impl("nonzero", composed_kernel<&places_of_nonzero, &on_portable>());
   library->impl("masked_select", composed_kernel<&masked_select, &on_portable>());
-  library->impl("index.Tensor", composed_kernel<&index_by_masks, &with_masks>());
+  library->impl("index.Tensor", composed_kernel<&index_by_numbers, &with_masks>());
+  library->impl("_index_put_impl_", composed_kernel<&put_by_numbers, &with_masks_and_values>());
   library->impl("_unique", composed_kernel<&unique_without_counts, &on_portable>());
   library->impl("_unique2", composed_kernel<&unique, &on_portable>());
   library->impl("unique_consecutive", composed_kernel<&unique_consecutive, &without_dim>());
