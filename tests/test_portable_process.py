@@ -282,6 +282,48 @@ print(x.tolist(), y.tolist(), (x + y).tolist())
     ]
 
 
+def test_an_interrupt_is_one(portable: str) -> None:
+    """Also while a kernel is compiled, run or read; the device goes on."""
+    code = """
+from torch_tiny.portable.engine import engine
+x = torch.ones(3, device="tiny")
+x.tolist()
+def interrupted_once(of, name):
+    def interrupted(*args):
+        delattr(of, name)
+        raise KeyboardInterrupt
+    setattr(of, name, interrupted)
+here = engine._devices[0]
+places = [(engine, "_compile"), (here.opened, "run"), (here.memory, "download")]
+for number, (of, name) in enumerate(places, 2):
+    interrupted_once(of, name)
+    y = x * number
+    try:
+        print(y.sum().item())
+    except KeyboardInterrupt:
+        print("interrupted")
+    torch.tiny.reset_metrics()
+    print((x * number).sum().item(), torch.tiny.metrics()["fallbacks"])
+import os, signal
+device = here.opened.device
+synchronize = device.synchronize
+def signalled():
+    os.kill(os.getpid(), signal.SIGINT)
+    synchronize()  # on WebGPU in a callback, where an exception would be lost
+device.synchronize = signalled
+try:
+    print((x * 5).sum().item())
+except KeyboardInterrupt:
+    print("interrupted")
+device.synchronize = synchronize
+print((x * 5).sum().item())
+"""
+    assert on_portable(portable, code, TORCH_TINY_CACHE="") == [
+        *(line for number in (2, 3, 4) for line in ("interrupted", f"{number * 3.0} []")),
+        *("interrupted", "15.0"),
+    ]
+
+
 PROGRAM = """
 from torch_tiny.portable.engine import engine
 x = torch.arange(6.0).to("tiny")

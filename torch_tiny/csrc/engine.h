@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -66,6 +67,9 @@ class Compiler {
   bool woken_ = false;
   std::vector<std::string> heard_;
 };
+
+// Ctrl-C while this thread compiled: raised after the trace, whose calls have run as they were.
+inline thread_local std::exception_ptr interruption;
 
 // Calls kernels of a region in order; `buffers` are its buffers.
 void run_kernels(

@@ -196,6 +196,10 @@ std::function<std::string(const Job&)> compiling(py::object function) {
     try {
       return (*kept)(job.device, job.plan, job.trace).cast<std::string>();
     } catch (py::error_already_set& error) {
+      if (error.matches(PyExc_KeyboardInterrupt)) {
+        interruption = std::current_exception();
+        return {};
+      }
       return error.what();
     }
   };

@@ -16,6 +16,9 @@ auto in_python(const Body& body) {
   try {
     return body();
   } catch (py::error_already_set& error) {
+    if (error.matches(PyExc_KeyboardInterrupt)) {
+      throw;
+    }
     if (error.matches(PyExc_MemoryError)) {
       const auto nbytes = py::getattr(error.value(), "nbytes", py::int_(SIZE_MAX));
       throw DeviceMemoryError(py::str(error.value()), nbytes.cast<size_t>());

@@ -193,8 +193,9 @@ void Queue::execute(Batch batch) {
       ++metrics.news[batch.news];
     }
   }
-  if (runner.failure != nullptr) {
-    std::rethrow_exception(runner.failure);
+  const auto interrupted = std::exchange(interruption, nullptr);
+  if (const auto& failure = runner.failure != nullptr ? runner.failure : interrupted) {
+    std::rethrow_exception(failure);
   }
 }
 
@@ -340,7 +341,8 @@ std::string Queue::compile(const Trace& running, const Plan& plan) {
   if (is_portable(device_)) {
     if (plan.runs == 1) {
       const auto refused = compiler.compile_portable({device_, plan.id, describe(running, plan)});
-      plan.runs = refused.empty() ? 1 : 0;  // asked again next time: it may be there then
+      const bool is_done = refused.empty() && interruption == nullptr;
+      plan.runs = is_done ? 1 : 0;  // else asked again next time
       return refused;
     }
   } else if (mode == Mode::kAuto && plan.runs == kHot) {

@@ -12,6 +12,7 @@ import torch
 
 from torch_tiny.lower.promote import NoLowering
 from torch_tiny.portable import wgsl
+from torch_tiny.portable.interrupts import uninterrupted
 from torch_tiny.portable.kind import Kind, Launch, Opened, Text
 from torch_tiny.uops import DType
 
@@ -25,21 +26,33 @@ class _Opened(Opened):
         self.most_buffers = webgpu.most_buffers(self.device)
         self._most_bytes = webgpu.most_bytes(self.device)
 
+    @uninterrupted
     def allocate(self, nbytes: int) -> Any:
         from torch_tiny.uops.webgpu import allocate
 
         return allocate(self.device, nbytes, self._most_bytes)
 
+    @uninterrupted
     def build(self, texts: Sequence[Text]) -> list[Any]:
         from torch_tiny.uops.webgpu import Pipeline
 
         return [Pipeline(self.device, *one) for one in texts]
 
+    @uninterrupted
     def copy(self, to: Any, of: Any, nbytes: int) -> None:
         self._runner.copy(to, of, nbytes)
 
+    @uninterrupted
+    def copy_out(self, data: memoryview, memory: Any) -> None:
+        super().copy_out(data, memory)
+
+    @uninterrupted
     def run(self, launches: Sequence[Launch]) -> None:
         self._runner.run([(one.kernel, one.buffers, one.groups) for one in launches])
+
+    @uninterrupted
+    def wait(self) -> None:
+        super().wait()
 
 
 class WebGpu(Kind):
