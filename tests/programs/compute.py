@@ -50,11 +50,12 @@ def unary(g: Gen) -> str:
     if t.dtype.is_floating_point and t.dim():
         # Far below zero gelu is a difference of nearly equal numbers: every device has its own.
         near = f"{x}.clamp_min(-1)" if PORTABLE else x
-        # The CPU rounds to bfloat16 before it subtracts the sum, which leaves no digit near zero.
+        # In bfloat16 the CPU's differences of nearly equal numbers have no digit that is right: it
+        # rounds before it subtracts the sum, and norms of equal numbers are not its zeros of float32.
         exact = f"{x}.float()" if PORTABLE and t.dtype == torch.bfloat16 else x
         ways += [
             f"{x}.softmax({g.dim(t)})",
-            f"torch.nn.functional.layer_norm({x}, ({t.size(-1)},))",
+            f"torch.nn.functional.layer_norm({exact}, ({t.size(-1)},))",
             f"torch.nn.functional.gelu({near})",
             f"{exact}.log_softmax(-1)",
         ]
