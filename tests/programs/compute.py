@@ -51,7 +51,7 @@ def unary(g: Gen) -> str:
         # Far below zero gelu is a difference of nearly equal numbers: every device has its own.
         near = f"{x}.clamp_min(-1)" if PORTABLE else x
         # In bfloat16 the CPU's differences of nearly equal numbers have no digit that is right: it
-        # rounds before it subtracts the sum, and norms of equal numbers are not its zeros of float32.
+        # rounds before it subtracts the sum, and norms of equal numbers are not 0 as in float32.
         exact = f"{x}.float()" if PORTABLE and t.dtype == torch.bfloat16 else x
         ways += [
             f"{x}.softmax({g.dim(t)})",
