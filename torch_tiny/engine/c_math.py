@@ -30,7 +30,7 @@ _VECTOR_UNARY = (
     *("sin", "sinh", "tan", "tanh"),
 )
 _VECTOR_BINARY = ("atan2", "hypot", "pow")
-_SCALAR_UNARY = ("lgamma", "tgamma", "round", "logb", "j0", "j1", "y0", "y1")
+_SCALAR_UNARY = ("lgamma", "tgamma", "round", "logb")
 _SCALAR_BINARY = ("fmod", "remainder", "nextafter", "fdim")
 
 _ARITY = {

@@ -5,7 +5,14 @@ import math
 from collections.abc import Callable
 
 from torch_tiny.engine import c_math
-from torch_tiny.engine.codegen_nest import Nest, extent, is_contiguous_along, loads, stride
+from torch_tiny.engine.codegen_nest import (
+    Nest,
+    extent,
+    is_contiguous_along,
+    loads,
+    place_of,
+    stride,
+)
 from torch_tiny.uops import (
     AddrSpace,
     AxisType,
@@ -62,9 +69,7 @@ def cut_reductions(
     part = reduce.src[0].substitute({first: piece * extent(rest) + rest})
     others = tuple(r for r in reduce.src[1:] if r is not first)
     buffer = new_buffer(reduce.dtype, pieces * outputs)
-    place = UOp.const(0)
-    for loop in nest.loops:
-        place = place * extent(loop) + loop
+    place = place_of(nest.loops)
     again = UOp.range(pieces, next(ids), AxisType.REDUCE)
     total = reduce.replace(src=(buffer.index(simplified(again * outputs + place)), again))
     return [

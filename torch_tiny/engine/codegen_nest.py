@@ -49,6 +49,14 @@ def extent(loop: UOp) -> int:
     return int(loop.vmax) + 1
 
 
+def place_of(loops: Iterable[UOp]) -> UOp:
+    """Where the loops are, counted from 0 with the last loop fastest."""
+    place = UOp.const(0)
+    for loop in loops:
+        place = place * extent(loop) + loop
+    return simplified(place)
+
+
 def loads(u: UOp) -> list[UOp]:
     """Loads, and places stored to: INDEX of a buffer in memory."""
     return [x for x in u.toposort() if x.op is Ops.INDEX and x.addrspace in _MEMORY]

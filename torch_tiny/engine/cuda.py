@@ -14,7 +14,7 @@ from torch_tiny.engine.c_renderer import c_name
 from torch_tiny.engine.codegen import SETTINGS, parts, renumbered, scheduled
 from torch_tiny.engine.codegen_fuse import Limits, fuse
 from torch_tiny.engine.codegen_loops import cut_reductions
-from torch_tiny.engine.codegen_nest import Nest, extent
+from torch_tiny.engine.codegen_nest import Nest, extent, place_of
 from torch_tiny.engine.codegen_routine import RoutineStep
 from torch_tiny.engine.cuda_compile import compile, why_no_compiler  # noqa: A004
 from torch_tiny.engine.cuda_shape import (
@@ -36,7 +36,6 @@ from torch_tiny.uops import (
     UOp,
     lower_kernel,
     native_half_casts,
-    simplified,
     substituted,
 )
 
@@ -224,10 +223,7 @@ def without_repetition(nest: Nest, new_buffer: Callable[[DType, int], UOp]) -> I
                 break
         else:
             break
-        index = UOp.const(0)
-        for loop in loops:
-            index = index * extent(loop) + loop
-        index = simplified(index)
+        index = place_of(loops)
         buffer = new_buffer(reduce.dtype, size)
         yield Nest(loops, buffer, index, reduce)
         value = substituted(value, {reduce: buffer.index(index)})

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Iterator
 
-from torch_tiny.engine.codegen_nest import Nest, extent
-from torch_tiny.uops import DType, GroupOp, Ops, UOp, dtypes, simplified, substituted
+from torch_tiny.engine.codegen_nest import Nest, extent, place_of
+from torch_tiny.uops import DType, GroupOp, Ops, UOp, dtypes, substituted
 
 
 def with_few_buffers(
@@ -13,10 +13,7 @@ def with_few_buffers(
     """The nest in parts of at most `most` buffers each, where it can be split."""
     while len(_buffers(nest.sink())) > most and (part := _largest_part(nest, most)) is not None:
         loops = tuple(loop for loop in nest.loops if loop in part.ranges)
-        index = UOp.const(0)
-        for loop in loops:
-            index = index * extent(loop) + loop
-        index = simplified(index)
+        index = place_of(loops)
         buffer = new_buffer(part.dtype, math.prod(map(extent, loops)))
         yield Nest(loops, buffer, index, part)
         value = substituted(nest.value, {part: buffer.index(index)})

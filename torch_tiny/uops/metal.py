@@ -12,7 +12,7 @@ from tinygrad.renderer.cstyle import (
 
 from torch_tiny.uops import DType, PatternMatcher, UOp, UPat, dtypes
 
-__all__ = ["Renderer", "count_in_flight", "part"]
+__all__ = ["MOST_BUFFERS", "Renderer", "count_in_flight", "part"]
 
 MOST_BUFFERS = 31
 """Of a kernel, in Metal's table of arguments."""

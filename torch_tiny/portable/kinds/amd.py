@@ -9,9 +9,8 @@ from pathlib import Path
 from torch_tiny.portable.kind import C_BINARY, C_FUNCTIONS, C_UNARY, Kind, Opened
 from torch_tiny.uops import DType, dtypes
 
-_BESSEL = ("j0", "j1", "y0", "y1")
 _OPERANDS = {
-    **dict.fromkeys((*C_UNARY, *_BESSEL), "{0}"),
+    **dict.fromkeys(C_UNARY, "{0}"),
     **dict.fromkeys(C_BINARY, "{0}, {1}"),
     "nearbyint": "{0}",
 }
