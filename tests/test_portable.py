@@ -135,6 +135,32 @@ for f in (lambda x: x.sum(), lambda x: x.cumsum(0), lambda x: x * 3**20, lambda 
     assert run(kind, code, TORCH_TINY_FALLBACK="error") == []
 
 
+def test_quotients_and_roots_are_the_nearest_numbers(kind: str) -> None:
+    code = """
+g = torch.Generator().manual_seed(0)
+x, y = (torch.randn(1 << 16, generator=g) * 2.0 ** torch.randint(-40, 40, (1 << 16,), generator=g)
+        for _ in range(2))
+y[:999] = torch.arange(1, 1000)
+x[:999] = y[:999] * y[:999].flip(0)
+on_device = x.to("tiny"), y.to("tiny")
+for f in (torch.div, lambda x, y: x / 3, lambda x, y: 1 / y, lambda x, y: y.reciprocal(),
+          lambda x, y: torch.div(x, y, rounding_mode="trunc")):
+    assert torch.equal(f(*on_device).cpu(), f(x, y))
+root = x.abs().double().sqrt().float()  # the CPU's own may be the next number
+assert torch.equal(on_device[0].abs().sqrt().cpu(), root)
+inf, nan = torch.inf, torch.nan
+ends = torch.tensor([0.0, -0.0, 1, -1, inf, -inf, nan, 3e38, -2e38, 2.0**-126, 5])
+result, wanted = (ends.to("tiny")[:, None] / ends.to("tiny")).cpu(), ends[:, None] / ends
+normal = ~(wanted.abs() < 2.0**-126) | (wanted == 0)  # denormal numbers may be zero
+torch.testing.assert_close(result[normal], wanted[normal], rtol=0, atol=0, equal_nan=True)
+zeros = normal & (wanted == 0)
+assert torch.equal(result[zeros].signbit(), wanted[zeros].signbit())
+roots = ends.to("tiny").sqrt().cpu()
+torch.testing.assert_close(roots, ends.double().sqrt().float(), rtol=0, atol=0, equal_nan=True)
+"""
+    assert run(kind, code, TORCH_TINY_FALLBACK="error") == []
+
+
 def test_what_cannot_be_compiled_runs_on_the_host(kind: str) -> None:
     code = """
 x, y = torch.tensor([6, 9]).to("tiny"), torch.tensor([4, 6]).to("tiny")

@@ -126,12 +126,14 @@ class Kind:
         if operator == "cast" or dtype not in self.integers:
             return None
         own, unsigned = self.integers[dtype]
-        if operator == "neg":
-            return f"(({own})-({unsigned}){{0}})"
-        if operator in ("<<", "/"):
-            left = f"({unsigned}){{0}}" if operator == "<<" else "{0}"
-            return f"(({own})({left}{operator}{{1}}))"
-        return f"(({own})(({unsigned}){{0}}{operator}({unsigned}){{1}}))"
+        left, right = f"({unsigned}){{0}}", f"({unsigned}){{1}}"
+        texts = {"neg": f"-{left}", "<<": f"{left}<<{{1}}", "/": "{0}/{1}"}
+        text = texts.get(operator, f"{left}{operator}{right}")
+        if dtype in (dtypes.int8, dtypes.int16):
+            # Converting alone is not enough: NVIDIA's OpenCL makes -(-32768) positive.
+            unused = 32 - 8 * dtype.itemsize
+            text = f"(int)(({unsigned})({text})<<{unused})>>{unused}"
+        return f"(({own})({text}))"
 
     def rounded(self, dtype: DType) -> str | None:  # noqa: ARG002
         """The operator that rounds a float32 to a half type; None where converting does that."""

@@ -7,6 +7,28 @@ fn tt_hide(x: f32) -> f32 {
 fn tt_apart(x: f32) -> f32 {
   return bitcast<f32>(bitcast<u32>(x) ^ (bitcast<u32>(INFINITY) & 1u));
 }
+fn tt_upper(x: f32) -> f32 { return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); }
+fn tt_left(x: f32, a: f32, b: f32) -> f32 {
+  let au = tt_upper(a);
+  let bu = tt_upper(b);
+  let al = a - au;
+  let bl = b - bu;
+  return tt_hide(tt_hide(tt_hide(x - au * bu) - au * bl) - al * bu) - al * bl;
+}
+fn tt_better(r: f32, change: f32) -> f32 {
+  return select(r, tt_hide(r) + change, abs(change) < abs(r) * 2.38418579e-7);
+}
+fn tt_divide(a: f32, b: f32) -> f32 {
+  let scale = select(1.0, 0.25, abs(b) > 4.25352959e37);
+  let x = tt_hide(a) * scale;
+  let y = tt_apart(b) * scale;
+  let q = tt_hide(x / y);
+  return tt_better(q, tt_left(x, q, y) / y);
+}
+fn tt_sqrt(x: f32) -> f32 {
+  let r = tt_hide(sqrt(x));
+  return tt_better(r, 0.5 * tt_left(x, r, r) / r);
+}
 fn tt_round_bfloat(x: f32) -> f32 {
   let bits = bitcast<u32>(x);
   let r = (bits + 0x7fffu + ((bits >> 16u) & 1u)) & 0xffff0000u;
@@ -278,9 +300,9 @@ fn tt_atan2(y: f32, x: f32) -> f32 {
   if (ay == ax) {
     r = select(0.785398163397, 0.0, ay == 0.0);
   } else if (ay > ax) {
-    r = 1.57079632679 - tt_atan(ax / ay);
+    r = 1.57079632679 - tt_atan(tt_divide(ax, ay));
   } else {
-    r = tt_atan(ay / ax);
+    r = tt_atan(tt_divide(ay, ax));
   }
   let left = (bitcast<u32>(x) & 0x80000000u) != 0u;
   return tt_copysign(select(r, 3.14159265359 - r, left), y);
@@ -405,7 +427,7 @@ fn tt_hypot(x: f32, y: f32) -> f32 {
   let b = select(abs(y), abs(x), abs(y) > abs(x));
   if (tt_isnan(x) || tt_isnan(y)) { return tt_nan(); }
   if (a == 0.0) { return 0.0; }
-  let r = b / a;
+  let r = tt_divide(b, a);
   return a * sqrt(1.0 + r * r);
 }
 fn tt_fmod(x: f32, y: f32) -> f32 {

@@ -10,6 +10,7 @@ from tinygrad.runtime.autogen import opencl
 from tinygrad.runtime.ops_cl import BP_CB
 
 OPTIONS = "-w"  # warnings would go to the user's terminal
+_ROUNDED = "-cl-fp32-correctly-rounded-divide-sqrt"
 
 
 def build(
@@ -35,6 +36,14 @@ def build(
     kernels = [Kernel(device, program, name) for name in names]
     opencl.clReleaseProgram(program)  # which lives as long as its kernels
     return kernels
+
+
+def rounding(device: Any) -> str:
+    """The option by which quotients and roots are the nearest numbers, where the device has it."""
+    config = ctypes.c_uint64()
+    which = opencl.CL_DEVICE_SINGLE_FP_CONFIG
+    opencl.clGetDeviceInfo(device.cl_dev, which, ctypes.sizeof(config), ctypes.byref(config), None)
+    return _ROUNDED if config.value & opencl.CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT else ""
 
 
 def version(device: Any) -> str:

@@ -28,9 +28,10 @@ _TOGETHER = 64  # kernels in a program: PoCL takes as long for one
 class _Opened(Opened):
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        from torch_tiny.uops.opencl import version
+        from torch_tiny.uops.opencl import rounding, version
 
         self._declares = "PoCL" in version(self.device)
+        self._rounding = rounding(self.device)
 
     def build(self, texts: Sequence[Text]) -> list[Any]:
         made = []
@@ -43,8 +44,9 @@ class _Opened(Opened):
 
         if self._declares:
             with suppress(RuntimeError):
-                return opencl.build(self.device, texts, pocl.declarations(), pocl.OPTION)
-        made = opencl.build(self.device, texts)
+                option = f"{self._rounding} {pocl.OPTION}"
+                return opencl.build(self.device, texts, pocl.declarations(), option)
+        made = opencl.build(self.device, texts, option=self._rounding)
         self._declares = False  # another PoCL, or a function that we do not know of
         return made
 
