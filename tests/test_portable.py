@@ -359,6 +359,22 @@ print(torch.tiny.device_name(0), torch.tiny.device_name(1), torch.tiny.is_portab
     assert run(f"cpu,{kind}", code) == expected
 
 
+def test_long_sorts_are_few_kernels(kind: str) -> None:
+    """Whose compilation is what a user waits for."""
+    code = """
+from torch_tiny.portable import codegen
+g = torch.Generator().manual_seed(0)
+x = (torch.randn(3, 1100, generator=g) * 99).round()
+x[0, :4] = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0])
+whole = torch.randint(-2**60, 2**60, (1100,), generator=g)
+for got, wanted in zip(x.to("tiny").sort(dim=1, stable=True), x.sort(dim=1, stable=True)):
+    torch.testing.assert_close(got.cpu(), wanted, rtol=0, atol=0, equal_nan=True)
+assert torch.equal(whole.to("tiny").sort(descending=True)[1].cpu(), whole.sort(descending=True)[1])
+print(len(codegen._sources) < 10)
+"""
+    assert run(kind, code, TORCH_TINY_FALLBACK="error") == ["True"]
+
+
 def test_plans_are_kept_on_disk(kind: str, tmp_path: object) -> None:
     code = """
 from torch_tiny.portable.engine import engine

@@ -12,13 +12,15 @@ from typing import Any
 import plain_cuda
 import torch
 
+from torch_tiny.portable.kind import find_kind
+
 # Another device may stand in for tiny, to try the tests themselves.
 DEVICE = os.environ.get("TORCH_TINY_TEST_DEVICE", "tiny")
 # The memory of tiny:0: "cpu", "cuda", or a portable kind, whose oracle is the CPU.
 KIND = os.environ.get("TORCH_TINY_DEVICES", "cpu").partition(",")[0].partition(":")[0]
 ORACLE = "cuda" if KIND == "cuda" else "cpu"
 PORTABLE = KIND not in ("cpu", "cuda")
-HAS_FLOAT64 = KIND not in ("webgpu", "metal")
+HAS_FLOAT64 = not PORTABLE or torch.float64 not in find_kind(KIND).lacks
 
 # Compiling in the background has tests of its own; it would take the cores from all others.
 os.environ.setdefault("TORCH_TINY_ENGINE", "aten")
