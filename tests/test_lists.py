@@ -6,6 +6,7 @@ import pytest
 import torch
 from harness import agree, agree_on_error, needs_cpu_memory, needs_tiny, numbers, synchronize
 from torch import Tensor
+from util import KIND
 
 PLACES = 24
 SIZE = 60_000  # so that a list is many parts
@@ -66,6 +67,7 @@ def _shifted(where: str) -> tuple[list[Tensor], list[Tensor]]:
     return x, [*x[1:], x[0]]
 
 
+@pytest.mark.skipif(KIND == "cuda", reason="one kernel reads and writes the places in any order")
 @pytest.mark.parametrize("lists", [_reversed_views, _same_tensor_twice, _shifted])
 def test_places_that_share_memory(
     lists: Callable[[str], tuple[list[Tensor], list[Tensor]]], device: str

@@ -271,3 +271,12 @@ def test_unique_of_nothing() -> None:
         t1 = torch.unique(t0).clone()
         t2 = torch.unique_consecutive(t0)
     """)
+
+
+# t2: of the size of t1, with torch 2.11, whose trace_backward calls it
+def test_unique_of_as_many_elements() -> None:
+    check("""
+        t0 = torch.tensor([3, 3, 1, 1, 2], device=device)
+        t1 = torch.ops.aten._unique(t0)[0]
+        t2 = torch.ops.aten._unique(torch.arange(5, device=device) * t0.sum())[0]
+    """)

@@ -165,9 +165,11 @@ Operator::Operator(const c10::OperatorHandle& op)
     }
   }
   masks_matter = op.hasTag(at::Tag::dynamic_output_shape) && takes_indices;
-  // Least squares come here with the one driver whose results are always as large.
+  // Least squares come here with the one driver whose results are always as large. torch 2.11 does
+  // not say it of _unique, which the second derivative of trace calls.
   const bool told_by_data =
-      op.hasTag(at::Tag::dynamic_output_shape) && name != "aten::linalg_lstsq";
+      (op.hasTag(at::Tag::dynamic_output_shape) && name != "aten::linalg_lstsq") ||
+      name == "aten::_unique";
   if (op.hasTag(at::Tag::data_dependent_output) || (told_by_data && !masks_matter)) {
     kind = Kind::kAtOnce;
   }
