@@ -24,7 +24,7 @@ def of_every_diagonal(shape: tuple[int, ...]) -> Program:
         found = []
         given = numbers(*shape).to(where)
         for dim1, dim2 in permutations(range(-len(shape), 0), 2):
-            for offset in OFFSETS:
+            for offset in OFFSETS if len(shape) < 4 else (0, 1):
                 x = given.clone()
                 view = x.diagonal(offset, dim1, dim2)
                 copy = view.clone()

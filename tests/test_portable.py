@@ -359,6 +359,28 @@ print(torch.tiny.device_name(0), torch.tiny.device_name(1), torch.tiny.is_portab
     assert run(f"cpu,{kind}", code) == expected
 
 
+def test_long_odd_sizes(kind: str) -> None:
+    """Groups of threads are full but for the last one; a dimension of WebGPU has 65,535 groups."""
+    code = """
+g = torch.Generator().manual_seed(0)
+for n, dtype in ((131, torch.bool), (100003, torch.float32), (100003, torch.uint8)):
+    x, y = ((torch.randn(n, generator=g) * 50).to(dtype) for _ in range(2))
+    a, b = x.to("tiny"), y.to("tiny")
+    for f in (lambda x, y: x == y, lambda x, y: torch.cat([x, y[3:]]).flip(0),
+              lambda x, y: x.roll(7) + y.float(), lambda x, y: x.float().amax()):
+        assert torch.equal(f(a, b).cpu(), f(x, y)), (n, dtype)
+    a[5:-3], x[5:-3] = b[5:-3], y[5:-3]
+    assert torch.equal(a.cpu(), x)
+close = dict(rtol=1e-4, atol=1e-3)
+for rows, inner, columns in ((1009, 67, 131), (65537, 64, 3)):
+    x, y = torch.randn(rows, inner, generator=g), torch.randn(inner, columns, generator=g)
+    for f in (lambda x, y: x @ y, lambda x, y: y.t() @ x.t(), lambda x, y: x.sum(1),
+              lambda x, y: x.sum(0), lambda x, y: x.softmax(1), lambda x, y: x.argmax(1)):
+        torch.testing.assert_close(f(x.to("tiny"), y.to("tiny")).cpu(), f(x, y), **close)
+"""
+    assert run(kind, code, TORCH_TINY_FALLBACK="error") == []
+
+
 def test_long_sorts_are_few_kernels(kind: str) -> None:
     """Whose compilation is what a user waits for."""
     code = """

@@ -404,7 +404,9 @@ void reset_accumulated_memory_stats(c10::DeviceIndex index) {
 void empty_cache() {
   Cache::get().empty();
   for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
-    if (auto* host = host_allocator(index)) {
+    if (is_portable(index)) {
+      portable_functions().empty_cache(index);
+    } else if (auto* host = host_allocator(index)) {
       host->emptyCache();
     }
   }

@@ -35,6 +35,8 @@ struct PortableFunctions {
       c10::DeviceIndex, int64_t, const std::vector<Buffer>&, const std::vector<std::string>&)>
       run;
   std::function<void(c10::DeviceIndex)> wait;
+  // Gives back memory that is kept for the next buffers.
+  std::function<void(c10::DeviceIndex)> empty_cache;
   // Tells the user, once per operator, that it runs on the host.
   std::function<void(c10::DeviceIndex, const std::string&, const Where&)> warn;
 };

@@ -27,8 +27,7 @@ auto in_python(const Body& body) {
   }
 }
 
-// `given` has the methods upload, download, run, wait and warn. It is never dropped: no GIL at
-// exit.
+// `given` has the methods of PortableFunctions. It is never dropped: no GIL at exit.
 void set_portable(py::object given) {
   auto* python = new py::object(std::move(given));
   auto& functions = portable_functions();
@@ -64,6 +63,9 @@ void set_portable(py::object given) {
   };
   functions.wait = [python](c10::DeviceIndex index) {
     in_python([&] { python->attr("wait")(index); });
+  };
+  functions.empty_cache = [python](c10::DeviceIndex index) {
+    in_python([&] { python->attr("empty_cache")(index); });
   };
   functions.warn = [python](c10::DeviceIndex index, const std::string& op, const Where& place) {
     in_python([&] { python->attr("warn")(index, op, describe(place)); });

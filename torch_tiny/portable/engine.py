@@ -82,6 +82,11 @@ class Engine:
             with self._using(device) as here:
                 here.opened.wait()
 
+    def empty_cache(self, device: int) -> None:
+        if device in self._devices:
+            with self._using(device) as here:
+                here.opened.empty_cache()
+
     def warn(self, device: int, op: str, where: str) -> None:
         why = self.counts.not_lowered.get(op, "its result depends on data")
         name = self._names[device]

@@ -47,6 +47,11 @@ class Opened:
     def free(self, memory: Any, nbytes: int) -> None:
         self.device.allocator.free(memory, max(nbytes, 4))
 
+    def empty_cache(self) -> None:
+        """Give back memory that is kept for the next buffers; tinygrad keeps some."""
+        if hasattr(self.device.allocator, "free_cache"):
+            self.device.allocator.free_cache()
+
     def copy_in(self, memory: Any, data: memoryview) -> None:
         # Some devices read it later, and it is the host's to change.
         self.device.allocator._copyin(memory, memoryview(bytearray(data)))

@@ -11,6 +11,7 @@ from torch_tiny import _C
 from torch_tiny.linalg.sequence import unrolled
 from torch_tiny.portable.codegen import Places, built, number_dtype
 from torch_tiny.portable.kind import Kind, Launch, Opened
+from torch_tiny.portable.lifetimes import share
 from torch_tiny.portable.memory import Memory
 
 
@@ -29,12 +30,12 @@ class Region:
         self._opened = opened
         self._memory = memory
         self._places = Places(len(given["buffers"]))
-        self._temporaries: list[int] = given["temporaries"]
         count = len(given["kernels"])
         together = [*given["kernels"], *given["guard"]]
         steps, loops = self._steps(together), [kernel["loops"] for kernel in together]
         self._kernels = unrolled(steps[:count], loops[:count])
         self._guard = unrolled(steps[count:], loops[count:])
+        self._temporaries = _share_temporaries(given["temporaries"], self._guard + self._kernels)
         self._slots = [i for i, buffer in enumerate(given["buffers"]) if "slot" in buffer]
         self._written = [i for i in self._slots if given["buffers"][i]["written"]]
         self._sizes = {i: given["buffers"][i]["nbytes"] for i in self._written}
@@ -120,6 +121,15 @@ class Region:
             number = self._memory.upload(number, memoryview(data))
             self._packed[dtype] = (data, number)
         return number
+
+
+def _share_temporaries(sizes: Sequence[int], steps: Sequence[_Step]) -> list[int]:
+    """Sizes of the buffers that are made for them, whose numbers the steps have then."""
+    uses = [[-1 - b for b in step.buffers if b < 0] for step in steps]
+    made, home = share(sizes, uses)
+    for step in {id(step): step for step in steps}.values():
+        step.buffers = [-1 - home[-1 - b] if b < 0 else b for b in step.buffers]
+    return made
 
 
 _FORMATS = {

@@ -16,10 +16,13 @@ _MOST_TEXT = 512  # operators, after unrolling
 _MANY_OUTPUTS = 4096  # enough threads, so that each can have several
 _FEW_OUTPUTS = 2048  # not enough of them
 _TILE = 4
-_TOGETHER = 16  # threads that share a reduction
+_TOGETHER = (32, 16)  # threads that share a reduction
 _LONG = 64
 _GROUP = 128  # threads
 _SIZES = (64, 32, 16, 8, 4, 3, 2)
+_WIDE = (64, 32, 16)
+_ODD = 8  # so many groups, of which the last is not full
+_SIDE = 16  # threads along one side of a group that computes a tile
 
 
 def arranged(sink: UOp, renderer: Renderer, name: str) -> UOp:
@@ -28,27 +31,61 @@ def arranged(sink: UOp, renderer: Renderer, name: str) -> UOp:
     loops.convert_loop_to_global()
     if not any(u.op is Ops.STAGE for u in sink.toposort()):
         outputs = math.prod(loops.output_shape)
-        if outputs > _FEW_OUTPUTS or not _share_reduction(loops):
+        _pad(loops)
+        if not _share_reduction(loops, outputs):
             if outputs >= _MANY_OUTPUTS:
                 _unroll(loops)
             _group(loops)
     return cast(UOp, loops.get_optimized_ast(name_override=name))
 
 
-def _share_reduction(loops: Any) -> bool:
+def _pad(loops: Any) -> None:
+    """Long loops of odd sizes become multiples of a group; threads without work do nothing."""
+    for axis in loops.axes_of(AxisType.GLOBAL):
+        length = loops.full_shape[axis]
+        if length >= _ODD * _WIDE[-1] and all(length % n for n in _WIDE):
+            size = next(n for n in _WIDE if length >= _ODD * n)
+            loops.apply_opt(Opt(OptOps.PADTO, axis, size))
+
+
+def _share_reduction(loops: Any, outputs: int) -> bool:
+    """Rows are read by threads side by side; other reductions are shared if there are few."""
     for number, axis in enumerate(loops.axes_of(AxisType.REDUCE)):
-        if loops.full_shape[axis] >= _LONG:
+        if loops.full_shape[axis] < _LONG:
+            continue
+        is_row = _runs_along(loops, loops.rngs[axis])
+        if not is_row and outputs > _FEW_OUTPUTS:
+            continue
+        how = OptOps.GROUP if is_row else OptOps.GROUPTOP
+        for threads in _TOGETHER:
             try:
-                loops.apply_opt(Opt(OptOps.GROUPTOP, number, _TOGETHER))
+                loops.apply_opt(Opt(how, number, threads))
             except KernelOptError:
                 continue
+            if outputs > _FEW_OUTPUTS:
+                _group(loops, _GROUP // threads)
             return True
     return False
+
+
+def _runs_along(loops: Any, loop: UOp) -> bool:
+    """Whether what is read for each output alone lies side by side along this loop."""
+    outer = {loops.rngs[axis] for axis in loops.axes_of(AxisType.GLOBAL)}
+    own = [load for load in loops.bufs if {loop, *outer} <= set(load.src[1].toposort()) and outer]
+    return bool(own) and all(_stride(load, loop) == 1 for load in own)
+
+
+def _stride(load: UOp, loop: UOp) -> int | None:
+    index = load.src[1].get_idx()
+    first, second = (index.substitute({loop: loop.const_like(k)}) for k in (0, 1))
+    step = (second - first).simplify()
+    return int(step.arg) if step.op is Ops.CONST else None
 
 
 def _unroll(loops: Any) -> None:
     """Tiles, which load once what does not depend on a loop; else vectors of the last loop."""
     text = sum(u.op in GroupOp.ALU for u in loops.ast.toposort())
+    is_padded = any(opt.op is OptOps.PADTO for opt in loops.applied_opts)
     axes = list(reversed(loops.axes_of(AxisType.GLOBAL)))
     if loops.reduceop is None:
         axes = axes[:1]
@@ -57,17 +94,19 @@ def _unroll(loops: Any) -> None:
         pays = loops.reduceop is None or any(
             loop not in load.src[1].toposort() for load in loops.bufs
         )
-        fits = loops.full_shape[axis] % _TILE == 0
+        fits = loops.full_shape[axis] % _TILE == 0 and (loops.reduceop is not None or not is_padded)
         if pays and fits and text * loops.upcast_size() * _TILE <= _MOST_TEXT:
             loops.apply_opt(Opt(OptOps.UPCAST, axis, _TILE))
 
 
-def _group(loops: Any) -> None:
+def _group(loops: Any, most: int = _GROUP) -> None:
     """The last loops first: their threads read what lies side by side."""
+    is_tiled = loops.reduceop is not None and loops.upcast_size() > _TILE
+    side = _SIDE if is_tiled else most
     threads = 1
     for axis in reversed(loops.axes_of(AxisType.GLOBAL)):
         length = loops.full_shape[axis]
-        fitting = (n for n in _SIZES if length % n == 0 and threads * n <= _GROUP)
+        fitting = (n for n in _SIZES if length % n == 0 and n <= side and threads * n <= most)
         size = next(fitting, 1)
         if size > 1:
             loops.apply_opt(Opt(OptOps.LOCAL, axis, size))

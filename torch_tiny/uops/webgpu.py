@@ -135,7 +135,7 @@ def allocate(device: Any, nbytes: int, most: int) -> Any:
     if nbytes > most:
         raise MemoryError(f"a buffer of WebGPU has at most {most} bytes here")
     if nbytes < _LARGE:
-        return device.allocator.alloc(max(nbytes, 4))
+        return device.allocator.alloc(nbytes)
     webgpu.wgpuDevicePushErrorScope(device.device_res, webgpu.WGPUErrorFilter_OutOfMemory)
     memory = device.allocator.alloc(nbytes)
     if error := device.pop_error():

@@ -14,7 +14,10 @@ from torch_tiny.lower.promote import NoLowering
 from torch_tiny.portable import wgsl
 from torch_tiny.portable.interrupts import uninterrupted
 from torch_tiny.portable.kind import Kind, Launch, Opened, Text
+from torch_tiny.portable.pool import Pool
 from torch_tiny.uops import DType
+
+_MOST_KEPT = 1 << 30  # bytes: to make a buffer takes Dawn as long as to write it many times
 
 
 class _Opened(Opened):
@@ -25,12 +28,29 @@ class _Opened(Opened):
         self._runner = webgpu.Runner(self.device)
         self.most_buffers = webgpu.most_buffers(self.device)
         self._most_bytes = webgpu.most_bytes(self.device)
+        self._pool = Pool(_MOST_KEPT)
 
     @uninterrupted
     def allocate(self, nbytes: int) -> Any:
         from torch_tiny.uops.webgpu import allocate
 
-        return allocate(self.device, nbytes, self._most_bytes)
+        nbytes = max(nbytes, 4)
+        kept = self._pool.take(nbytes)
+        if kept is not None:
+            return kept
+        try:
+            return allocate(self.device, nbytes, self._most_bytes)
+        except MemoryError:
+            self.empty_cache()
+            return allocate(self.device, nbytes, self._most_bytes)
+
+    def free(self, memory: Any, nbytes: int) -> None:
+        for old, size in self._pool.give(memory, max(nbytes, 4)):
+            super().free(old, size)
+
+    def empty_cache(self) -> None:
+        for old, size in self._pool.clear():
+            super().free(old, size)
 
     @uninterrupted
     def build(self, texts: Sequence[Text]) -> list[Any]:
