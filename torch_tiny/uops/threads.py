@@ -102,7 +102,8 @@ def _unroll(loops: Any) -> None:
 def _group(loops: Any, most: int = _GROUP) -> None:
     """The last loops first: their threads read what lies side by side."""
     is_tiled = loops.reduceop is not None and loops.upcast_size() > _TILE
-    side = _SIDE if is_tiled else most
+    # Without vectors, neighbours in a tile are loads of their own: long rows of threads share them.
+    side = _SIDE if is_tiled and loops.ren.supports_float4 else most
     threads = 1
     for axis in reversed(loops.axes_of(AxisType.GLOBAL)):
         length = loops.full_shape[axis]
