@@ -79,6 +79,15 @@ def test_long_sorts(descending: bool, dtype: torch.dtype) -> None:
     compiled(program)
 
 
+def test_sums_of_stacks() -> None:
+    def program(device: str) -> list[torch.Tensor]:
+        x = numbers(3, 3, 1).to(device)
+        stacked = torch.stack([x, x * 2], 2)
+        return [stacked.sum(), stacked.mean((0, 2)), torch.cat([x, x], 1).amax()]
+
+    compiled(program)
+
+
 @pytest.mark.parametrize("n", [255, 256, 257, 5000])
 def test_long_scans(n: int) -> None:
     def program(device: str) -> list[torch.Tensor]:

@@ -280,3 +280,13 @@ def test_unique_of_as_many_elements() -> None:
         t1 = torch.ops.aten._unique(t0)[0]
         t2 = torch.ops.aten._unique(torch.arange(5, device=device) * t0.sum())[0]
     """)
+
+
+# t2: three times as much where it is compiled: loops of 3, 3 and 2 were merged twice
+def test_sum_of_a_stack() -> None:
+    check("""
+        t0 = torch.arange(9, dtype=torch.float32, device=device).reshape(3, 3, 1)
+        t1 = torch.stack([t0, t0], 2)
+        t2 = t1.sum()
+        t3 = t1.mean()
+    """)

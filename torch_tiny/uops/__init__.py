@@ -31,7 +31,6 @@ from tinygrad.codegen.simplify import (
     pm_load_collapse,
     pm_reduce_simplify,
     pm_reduce_unparented,
-    pm_simplify_ranges,
     pm_split_ranges,
 )
 from tinygrad.dtype import AddrSpace, DType, Invalid, dtypes
@@ -72,6 +71,8 @@ from tinygrad.uop.symbolic import (
     symbolic_simple,
 )
 from tinygrad.uop.weak import pm_cast_weak, pm_commit_weak, pm_lower_index_dtype
+
+from torch_tiny.uops.merge import merge_ranges
 
 __all__ = [
     "SEALED",
@@ -254,7 +255,7 @@ def lower_kernel(
     """
     sink = graph_rewrite(sink, pm_split_ranges + pm_flatten_range, ctx={})
     sink = graph_rewrite(sink, sym + pm_flatten_range)
-    sink = shape(graph_rewrite(sink, pm_flatten_range + pm_simplify_ranges, ctx={}))
+    sink = shape(graph_rewrite(sink, pm_flatten_range + merge_ranges, ctx={}))
     sink = graph_rewrite(
         sink, sym + pm_move_where_on_load + pm_flatten_range + pm_reduce_unparented
     )

@@ -39,7 +39,6 @@ from tinygrad.codegen.simplify import (
     pm_flatten_range,
     pm_load_collapse,
     pm_reduce_unparented,
-    pm_simplify_ranges,
     pm_split_ranges,
 )
 from tinygrad.device import CompileError, Device, TinyELF
@@ -70,6 +69,7 @@ from torch_tiny.uops import (
     move_gates,
 )
 from torch_tiny.uops.integers import Spelling, long_arithmetic, wrapped
+from torch_tiny.uops.merge import merge_ranges
 from torch_tiny.uops.threads import arranged
 
 __all__ = ["Source", "narrowed", "open_device", "program", "render", "render_linear"]
@@ -237,7 +237,7 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     sink = graph_rewrite(sink, pm_split_ranges + pm_flatten_range, ctx={})
     # Before loops are unrolled: a sum over a loop that its terms do not depend on is a product.
     sink = graph_rewrite(sink, sym + pm_flatten_range + pm_reduce_unparented)
-    sink = graph_rewrite(sink, pm_flatten_range + pm_simplify_ranges, ctx={})
+    sink = graph_rewrite(sink, pm_flatten_range + merge_ranges, ctx={})
     sink = arranged(sink, renderer, sink.arg.name)
     sink = graph_rewrite(
         sink, sym + pm_move_where_on_load + pm_flatten_range + pm_reduce_unparented

@@ -1,0 +1,46 @@
+"""Neighbouring loops as one, where that makes no index longer.
+
+tinygrad's own rule goes on with loops that it has merged already: the sum of a stack was too large.
+"""
+
+import itertools
+from typing import Any, cast
+
+from tinygrad.codegen.simplify import count_divmod, pm_flatten_range, pm_simplify_ranges
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import PatternMatcher, UOp, UPat, _substitute, graph_rewrite
+from tinygrad.uop.symbolic import symbolic
+
+__all__ = ["merge_ranges"]
+
+
+def _merged(u: UOp) -> UOp | None:
+    if not all(loop.op is Ops.RANGE for loop in u.ended_ranges):
+        return None
+    now = u
+    while (fewer := _with_one_less(now)) is not None:
+        now = fewer
+    return None if now is u else now
+
+
+def _with_one_less(u: UOp) -> UOp | None:
+    loops: Any = u.ended_ranges
+    inside = [x.ranges for x in u.backward_slice_with_self if x.op is Ops.REDUCE]
+    # A reduction has no order, nested loops have.
+    pairs = itertools.permutations(loops, 2) if u.op is Ops.REDUCE else itertools.pairwise(loops)
+    for outer, inner in pairs:
+        if outer.arg[-1] != inner.arg[-1]:
+            continue
+        if any((outer in ranges) != (inner in ranges) for ranges in inside):
+            continue
+        length = inner.src[0]
+        both = outer.replace(src=(outer.src[0] * length,))
+        places = {outer: both // length, inner: both % length}
+        new = graph_rewrite(u, _substitute + symbolic + pm_flatten_range, ctx=places)
+        if count_divmod(new) <= count_divmod(u):
+            return cast(UOp, new)
+    return None
+
+
+_others = PatternMatcher(pm_simplify_ranges.patterns[1:])
+merge_ranges = PatternMatcher([(UPat((Ops.END, Ops.REDUCE), name="u"), _merged)]) + _others
