@@ -17,7 +17,7 @@ from torch_tiny.portable.kind import Kind, Launch, Opened, Text
 from torch_tiny.portable.pool import Pool
 from torch_tiny.uops import DType
 
-_MOST_KEPT = 1 << 30  # bytes: to make a buffer takes Dawn as long as to write it many times
+_MOST_KEPT = 1 << 30  # bytes; Dawn makes every buffer anew
 
 
 class _Opened(Opened):
