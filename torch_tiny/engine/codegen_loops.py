@@ -11,7 +11,6 @@ from torch_tiny.engine.codegen_nest import (
     is_contiguous_along,
     loads,
     place_of,
-    stride,
 )
 from torch_tiny.uops import (
     AddrSpace,
@@ -24,6 +23,7 @@ from torch_tiny.uops import (
     identity_element,
     simplified,
     sink_of,
+    stride,
     substituted,
 )
 

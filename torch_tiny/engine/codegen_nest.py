@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from torch_tiny.uops import AddrSpace, Ops, UOp, simplified, sink_of, substituted
+from torch_tiny.uops import AddrSpace, Ops, UOp, simplified, sink_of, stride
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +60,6 @@ def place_of(loops: Iterable[UOp]) -> UOp:
 def loads(u: UOp) -> list[UOp]:
     """Loads, and places stored to: INDEX of a buffer in memory."""
     return [x for x in u.toposort() if x.op is Ops.INDEX and x.addrspace in _MEMORY]
-
-
-def stride(load: UOp, loop: UOp) -> int | None:
-    """How far the load moves with the first step of the loop; None if that varies."""
-    index = load.src[1].get_idx()
-    first, second = (substituted(index, {loop: loop.const_like(k)}) for k in (0, 1))
-    step = simplified(second - first)
-    return int(step.arg) if step.op is Ops.CONST else None
 
 
 def is_contiguous_along(loop: UOp, reduces: Iterable[UOp]) -> bool:

@@ -107,6 +107,7 @@ __all__ = [
     "seal_floats",
     "simplified",
     "sink_of",
+    "stride",
     "substituted",
 ]
 
@@ -240,6 +241,14 @@ def sink_of(*effects: UOp) -> UOp:
 def substituted(u: UOp, by: Mapping[UOp, UOp]) -> UOp:
     result: UOp = u.substitute(dict(by))
     return result
+
+
+def stride(load: UOp, loop: UOp) -> int | None:
+    """How far the load moves with the first step of the loop; None if that varies."""
+    index = load.src[1].get_idx()
+    first, second = (substituted(index, {loop: loop.const_like(k)}) for k in (0, 1))
+    step = simplified(second - first)
+    return int(step.arg) if step.op is Ops.CONST else None
 
 
 def lower_kernel(

@@ -10,7 +10,7 @@ from typing import Any, cast
 from tinygrad.codegen.opt import KernelOptError, Opt, OptOps
 from tinygrad.codegen.opt.postrange import Scheduler
 
-from torch_tiny.uops import AxisType, GroupOp, Ops, Renderer, UOp
+from torch_tiny.uops import AxisType, GroupOp, Ops, Renderer, UOp, stride
 
 _MOST_TEXT = 512  # operators, after unrolling
 _MANY_OUTPUTS = 4096  # enough threads, so that each can have several
@@ -72,14 +72,7 @@ def _runs_along(loops: Any, loop: UOp) -> bool:
     """Whether what is read for each output alone lies side by side along this loop."""
     outer = {loops.rngs[axis] for axis in loops.axes_of(AxisType.GLOBAL)}
     own = [load for load in loops.bufs if {loop, *outer} <= set(load.src[1].toposort()) and outer]
-    return bool(own) and all(_stride(load, loop) == 1 for load in own)
-
-
-def _stride(load: UOp, loop: UOp) -> int | None:
-    index = load.src[1].get_idx()
-    first, second = (index.substitute({loop: loop.const_like(k)}) for k in (0, 1))
-    step = (second - first).simplify()
-    return int(step.arg) if step.op is Ops.CONST else None
+    return bool(own) and all(stride(load, loop) == 1 for load in own)
 
 
 def _unroll(loops: Any) -> None:
