@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from util import PORTABLE
 
-from .gen import MAX_ELEMENTS, WIDE, Gen, fits_together, kind
+from .gen import MAX_ELEMENTS, WIDE, Gen, fits_together, kind, without_residue
 
 _FEW = 8
 
@@ -14,6 +14,7 @@ _FEW = 8
 def unary(g: Gen) -> str:
     x, t = g.tensor()
     clean = f"torch.nan_to_num({x}.clone(), 1, 2, 3).clamp(-9, 9)"
+    sure = without_residue(x, t)
     ways = [
         f"-{x}",
         f"{x}.abs()",
@@ -26,8 +27,8 @@ def unary(g: Gen) -> str:
         f"{x}.to(torch.bfloat16)",
         f"{x} * 2",
         f"1 - {x}",
-        f"{x} != 0",
-        f"{x}.sgn()",
+        f"{sure} != 0",
+        f"{sure}.sgn()",
         f"{x}.clone(memory_format=torch.contiguous_format)",
         f"{x}.flip(0)",
         f"{x}.tril()",
@@ -42,7 +43,7 @@ def unary(g: Gen) -> str:
         ways += [
             f"{clean}.to(torch.int64)",
             f"{clean}.to(torch.float32)",
-            f"{x} > 0",
+            f"{sure} > 0",
             f"{x}.relu()",
             f"{x}.floor()",
             f"torch.where({x} > 0, {x}, 0)",
@@ -88,6 +89,7 @@ def binary(g: Gen) -> str:
 def reduce(g: Gen) -> str:
     x, t = g.tensor()
     keep = g.rng.choice(("", ", keepdim=True"))
+    sure = without_residue(x, t)
     # The CPU rounds a product of bfloat16s after each factor: of many it is as far from float64.
     rounded = PORTABLE and t.dtype == torch.bfloat16
     if t.dim() == 0 or g.chance(0.3):
@@ -96,9 +98,9 @@ def reduce(g: Gen) -> str:
                 (
                     f"{x}.sum()",
                     f"{x}.mean()",
-                    f"{x}.any()",
+                    f"{sure}.any()",
                     f"{x}.float().prod()" if rounded and t.numel() > _FEW else f"{x}.prod()",
-                    f"{x}.count_nonzero()",
+                    f"{sure}.count_nonzero()",
                     f"{x}.norm()",
                 )
             )
@@ -107,7 +109,7 @@ def reduce(g: Gen) -> str:
     ways = [
         f"{x}.sum({d}{keep})",
         f"{x}.mean({d}{keep})",
-        f"{x}.all({d}{keep})",
+        f"{sure}.all({d}{keep})",
         f"{x}.float().prod({d}{keep})" if rounded and t.size(d) > _FEW else f"{x}.prod({d}{keep})",
         f"{x}.cumsum({d})",
         f"{x}.var({d}{keep})",
@@ -189,11 +191,12 @@ def select(g: Gen) -> str:
 @kind(7)
 def data_dependent(g: Gen) -> str:
     x, t = g.tensor()
+    sure = without_residue(x, t)
     ways = [
-        f"{x}.nonzero()",
-        f"{x}[{x} != 0]",
+        f"{sure}.nonzero()",
+        f"{x}[{sure} != 0]",
         f"{x}.masked_select({x} == {x})",
-        f"torch.where({x})[0]" if t.dim() else f"{x}.nonzero()",
+        f"torch.where({sure})[0]" if t.dim() else f"{sure}.nonzero()",
     ]
     if not t.is_complex():
         # Without clone its storage may be larger than the result, with leftovers that differ.

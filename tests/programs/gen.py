@@ -123,6 +123,13 @@ def kind(weight: int) -> Callable[[Maker], Maker]:
     return add
 
 
+def without_residue(x: str, t: Tensor) -> str:
+    """`x` with exact zeros on every device: what cancels on the CPU leaves another's last digit."""
+    if PORTABLE and (t.is_floating_point() or t.is_complex()):
+        return f"torch.where({x}.abs() > 0.001, {x}, 0)"
+    return x
+
+
 # What the generator has to know about tensors
 
 

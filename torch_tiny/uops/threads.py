@@ -71,8 +71,8 @@ def _share_reduction(loops: Any, outputs: int) -> bool:
 def _runs_along(loops: Any, loop: UOp) -> bool:
     """Whether what is read for each output alone lies side by side along this loop."""
     outer = {loops.rngs[axis] for axis in loops.axes_of(AxisType.GLOBAL)}
-    own = [load for load in loops.bufs if {loop, *outer} <= set(load.src[1].toposort()) and outer]
-    return bool(own) and all(stride(load, loop) == 1 for load in own)
+    own = [load for load in loops.bufs if {loop, *outer} <= set(load.src[1].toposort())]
+    return bool(outer and own) and all(stride(load, loop) == 1 for load in own)
 
 
 def _unroll(loops: Any) -> None:
