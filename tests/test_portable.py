@@ -381,6 +381,26 @@ for rows, inner, columns in ((1009, 67, 131), (65537, 64, 3)):
     assert run(kind, code, TORCH_TINY_FALLBACK="error") == []
 
 
+def test_convolutions_in_tiles(kind: str) -> None:
+    """Of filters, images and places; a tile may be all of a dimension."""
+    code = """
+g = torch.Generator().manual_seed(0)
+for images, channels, filters, groups, size in (
+        (4, 3, 4, 1, 20), (1, 4, 8, 2, 33), (8, 2, 5, 1, 18)):
+    x = torch.randn(images, channels, size, size, generator=g)
+    w = torch.randn(filters, channels // groups, 3, 3, generator=g)
+    ours = [t.to("tiny").requires_grad_() for t in (x, w)]
+    theirs = [t.requires_grad_() for t in (x, w)]
+    got, wanted = (F.conv2d(a, b, padding=1, groups=groups) for a, b in (ours, theirs))
+    torch.testing.assert_close(got.cpu(), wanted, rtol=1e-4, atol=1e-4)
+    slope = torch.randn(wanted.shape, generator=g)
+    for d, e in zip(torch.autograd.grad(got, ours, slope.to("tiny")),
+                    torch.autograd.grad(wanted, theirs, slope)):
+        torch.testing.assert_close(d.cpu(), e, rtol=1e-4, atol=1e-3)
+"""
+    assert run(kind, code, TORCH_TINY_FALLBACK="error") == []
+
+
 def test_long_sorts_are_few_kernels(kind: str) -> None:
     """Whose compilation is what a user waits for."""
     code = """

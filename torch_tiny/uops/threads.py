@@ -16,6 +16,7 @@ _MOST_TEXT = 512  # operators, after unrolling
 _MANY_OUTPUTS = 4096  # enough threads, so that each can have several
 _FEW_OUTPUTS = 2048  # not enough of them
 _TILE = 4
+_MOST_SUMS = 16  # in the registers of a thread
 _TOGETHER = (32, 16)  # threads that share a reduction
 _LONG = 64
 _GROUP = 128  # threads
@@ -77,19 +78,33 @@ def _runs_along(loops: Any, loop: UOp) -> bool:
 
 def _unroll(loops: Any) -> None:
     """Tiles, which load once what does not depend on a loop; else vectors of the last loop."""
-    text = sum(u.op in GroupOp.ALU for u in loops.ast.toposort())
-    is_padded = any(opt.op is OptOps.PADTO for opt in loops.applied_opts)
-    axes = list(reversed(loops.axes_of(AxisType.GLOBAL)))
-    if loops.reduceop is None:
-        axes = axes[:1]
-    for axis in axes:
-        loop = loops.rngs[axis]
-        pays = loops.reduceop is None or any(
-            loop not in load.src[1].toposort() for load in loops.bufs
-        )
-        fits = loops.full_shape[axis] % _TILE == 0 and (loops.reduceop is not None or not is_padded)
-        if pays and fits and text * loops.upcast_size() * _TILE <= _MOST_TEXT:
+    outer = [loops.rngs[axis] for axis in reversed(loops.axes_of(AxisType.GLOBAL))]
+    if loops.reduceop is not None:
+        outer = [loop for loop in outer if _is_reused(loops, loop)]
+    elif any(opt.op is OptOps.PADTO for opt in loops.applied_opts):
+        return
+    else:
+        outer = outer[:1]
+    # What repeats least comes first: the filters of a convolution, not the places with their tests.
+    for loop in sorted(outer, key=lambda loop: _text(loops, loop)):
+        axis = loops.rngs.index(loop)
+        is_small = loops.upcast_size() < _MOST_SUMS and loops.full_shape[axis] % _TILE == 0
+        if is_small and _text(loops, loop) <= _MOST_TEXT:
             loops.apply_opt(Opt(OptOps.UPCAST, axis, _TILE))
+
+
+def _is_reused(loops: Any, loop: UOp) -> bool:
+    return any(loop not in load.src[1].toposort() for load in loops.bufs)
+
+
+def _text(loops: Any, loop: UOp) -> int:
+    """Operators of the kernel once this loop, too, is unrolled."""
+
+    def copies(u: UOp) -> int:
+        unrolled = [int(r.vmax) + 1 for r in u.ranges if r.arg[-1] is AxisType.UPCAST]
+        return math.prod(unrolled) * (_TILE if loop in u.ranges else 1)
+
+    return sum(copies(u) for u in loops.ast.toposort() if u.op in GroupOp.ALU)
 
 
 def _group(loops: Any, most: int = _GROUP) -> None:
