@@ -17,6 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import prepared
 import pytest
 import torch
 from util import DEVICE, KIND, ORACLE, assert_same
@@ -62,14 +63,13 @@ def synchronize(device: str = DEVICE) -> None:
 
 def python(code: str, *, status: int = 0, timeout: float = 120, **env: str) -> str:
     """Run a program in a fresh interpreter; its output, once it ended with `status`."""
-    paths = [str(ROOT), _entry_point(), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
         timeout=timeout,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **env},
+        env=_environment(env),
     )
     assert done.returncode == status, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -81,7 +81,13 @@ PORTABLE_KINDS = ("cl", "webgpu")
 def on_portable(kind: str, code: str, **env: str) -> list[str]:
     """The lines that a program prints where tiny is a portable device, or several."""
     head = "import torch, torch_tiny, warnings\nfrom torch.nn import functional as F\n"
-    return python(head + textwrap.dedent(code), TORCH_TINY_DEVICES=kind, **env).splitlines()
+    program = head + textwrap.dedent(code)
+    env["TORCH_TINY_DEVICES"] = kind
+    if not all(name.startswith("TORCH_TINY_") for name in env):
+        return python(program, **env).splitlines()
+    status, out, err = prepared.run(program, _environment(env), ROOT, 120)
+    assert status == 0, f"status {status}\n{out}\n{err}"
+    return out.splitlines()
 
 
 @cache
@@ -102,6 +108,11 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> t
     """The same random CPU tensor for the same seed."""
     gen = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=gen, dtype=torch.float64).to(dtype)
+
+
+def _environment(env: dict[str, str]) -> dict[str, str]:
+    paths = [str(ROOT), _entry_point(), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **env}
 
 
 def _without_devices(text: str) -> str:
