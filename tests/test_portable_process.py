@@ -305,6 +305,7 @@ for number, (of, name) in enumerate(places, 2):
     torch.tiny.reset_metrics()
     print((x * number).sum().item(), torch.tiny.metrics()["fallbacks"])
 import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
 device = here.opened.device
 synchronize = device.synchronize
 def signalled():
