@@ -59,7 +59,9 @@ class _Server:
         while not line.endswith(b"\n"):
             if not select.select([self._process.stdout], [], [], timeout)[0]:
                 raise TimeoutError
-            line += os.read(self._process.stdout.fileno(), 1)
+            if not (byte := os.read(self._process.stdout.fileno(), 1)):
+                raise RuntimeError(f"the waiting process ended with {self._process.wait()}")
+            line += byte
         return int(line)
 
 
