@@ -7,6 +7,7 @@ TORCH := torch==2.13.0
 N ?= 10000
 SEED ?= 0
 PROGRAMS ?= 2000
+MINUTES ?= 60
 
 BIN := .venv/bin
 TOOLS := .venv/tools.stamp
@@ -17,7 +18,7 @@ SOURCES := $(wildcard torch_tiny/csrc/*)
 # Several test processes share the cores, so none of them may spin while it waits.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
-.PHONY: demo test test-devices devices lint fuzz bench format core clean
+.PHONY: demo test test-devices devices lint fuzz soak bench format core clean
 
 demo: core
 	$(BIN)/python examples/digits.py
@@ -44,6 +45,10 @@ lint: core
 
 fuzz: core
 	$(ONE_THREAD) $(BIN)/python -m tests.programs --count $(N) --seed $(SEED)
+
+# make soak MINUTES=60 SEED=0
+soak: core
+	$(ONE_THREAD) $(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
 
 bench: core
 	$(BIN)/python -m bench

@@ -32,7 +32,7 @@ def samples(
     op: OpInfo, dtype: torch.dtype, requires_grad: bool = False, limit: int | None = None
 ) -> list[SampleInput]:
     """The first samples of `op` and some spread over the rest, the same ones every time."""
-    seed()
+    seed_host()
     limit = SAMPLES if limit is None else limit
     # Not op.sample_inputs, which seeds every device for each sample and looks up who is asking.
     found = op.sample_inputs_func(op, "cpu", dtype, requires_grad)
@@ -73,9 +73,14 @@ def with_gaps(sample: SampleInput) -> SampleInput:
 
 def seed() -> None:
     """Start the random numbers over: the CPU's and the devices', NumPy's and Python's."""
-    torch.default_generator.manual_seed(SEED)  # not torch.manual_seed: see above
+    seed_host()
     for device in {DEVICE, ORACLE} - {"cpu"}:
         torch.get_device_module(device).manual_seed_all(SEED)
+
+
+def seed_host() -> None:
+    """The same without the devices'."""
+    torch.default_generator.manual_seed(SEED)  # not torch.manual_seed: see above
     np.random.seed(SEED)
     random.seed(SEED)
 

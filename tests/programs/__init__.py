@@ -11,11 +11,12 @@ from pathlib import Path
 # For `util`, where pytest has not done so.
 sys.path.append(str(Path(__file__).parent.parent))
 
-from .lockstep import DifferenceError, NotAProgramError, check, run, seeded
-from .search import as_test, differs, generate, reduce
+from .lockstep import DifferenceError, LockStep, NotAProgramError, check, run, seeded
+from .search import as_test, differs, generate, reduce, write_program
 
 __all__ = [
     "DifferenceError",
+    "LockStep",
     "NotAProgramError",
     "as_test",
     "check",
@@ -24,4 +25,5 @@ __all__ = [
     "reduce",
     "run",
     "seeded",
+    "write_program",
 ]

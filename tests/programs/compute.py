@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from util import PORTABLE
+from util import ROUNDS
 
 from .gen import MAX_ELEMENTS, WIDE, Gen, fits_together, kind, without_residue
 
@@ -50,10 +50,10 @@ def unary(g: Gen) -> str:
         ]
     if t.dtype.is_floating_point and t.dim():
         # Far below zero gelu is a difference of nearly equal numbers: every device has its own.
-        near = f"{x}.clamp_min(-1)" if PORTABLE else x
+        near = f"{x}.clamp_min(-1)" if ROUNDS else x
         # In bfloat16 the CPU's differences of nearly equal numbers have no digit that is right: it
         # rounds before it subtracts the sum, and norms of equal numbers are not 0 as in float32.
-        exact = f"{x}.float()" if PORTABLE and t.dtype == torch.bfloat16 else x
+        exact = f"{x}.float()" if ROUNDS and t.dtype == torch.bfloat16 else x
         ways += [
             f"{x}.softmax({g.dim(t)})",
             f"torch.nn.functional.layer_norm({exact}, ({t.size(-1)},))",
@@ -91,7 +91,7 @@ def reduce(g: Gen) -> str:
     keep = g.rng.choice(("", ", keepdim=True"))
     sure = without_residue(x, t)
     # The CPU rounds a product of bfloat16s after each factor: of many it is as far from float64.
-    rounded = PORTABLE and t.dtype == torch.bfloat16
+    rounded = ROUNDS and t.dtype == torch.bfloat16
     if t.dim() == 0 or g.chance(0.3):
         return g.new(
             g.rng.choice(

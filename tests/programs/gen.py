@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from util import HAS_FLOAT64, PORTABLE, overlaps_itself
+from util import HAS_FLOAT64, PORTABLE, ROUNDS, overlaps_itself
 
 Tensor = torch.Tensor
 WIDE = "float64" if HAS_FLOAT64 else "float32"
@@ -125,7 +125,7 @@ def kind(weight: int) -> Callable[[Maker], Maker]:
 
 def without_residue(x: str, t: Tensor) -> str:
     """`x` with exact zeros on every device: what cancels on the CPU leaves another's last digit."""
-    if PORTABLE and (t.is_floating_point() or t.is_complex()):
+    if ROUNDS and (t.is_floating_point() or t.is_complex()):
         return f"torch.where({x}.abs() > 0.001, {x}, 0)"
     return x
 

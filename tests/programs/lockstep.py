@@ -38,9 +38,11 @@ def run(lines: list[str], device: str = DEVICE, times: int = 2) -> None:
 class LockStep:
     """Two sets of variables, one with `device` the oracle; every statement runs in both."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, more: Callable[[str], dict[str, Any]] = lambda _: {}) -> None:
+        """`more`: variables of a device beside, or in place of, the usual ones."""
+        self._more = more
         self.device = device
-        self.oracle, self.dev = variables(ORACLE), variables(device)
+        self.oracle, self.dev = self._variables(ORACLE), self._variables(device)
         self.pending: list[BaseException] = []  # raised by the oracle, not yet by the device
         self.errors_were_late = False
         self.saw_gradients = False
@@ -52,7 +54,7 @@ class LockStep:
         code = compile(line, "<program>", "exec")
         self.saw_gradients |= "grad(" in line or "backward" in line
         self.oracle["r"] = self.dev["r"] = None
-        expected, got = attempt(code, self.oracle), attempt(code, self.dev)
+        expected, got = self.expect(line, code), attempt(code, self.dev)
         if isinstance(expected, NameError):
             raise NotAProgramError(line)
         if got and self._is_late(got):
@@ -70,6 +72,10 @@ class LockStep:
             same_value("r", self.oracle["r"], self.dev["r"])
             self.finish()
 
+    def expect(self, _: str, code: Any) -> Exception | None:
+        """Run a statement on the oracle."""
+        return attempt(code, self.oracle)
+
     def finish(self) -> None:
         """By now an error has been raised, and every tensor is as on the oracle."""
         if self.pending:
@@ -83,7 +89,11 @@ class LockStep:
     def close(self) -> None:
         """Drop what is left of a program that failed, with its errors."""
         self.dev.clear()
-        attempt(compile("limit(4096); synchronize()", "<close>", "exec"), variables(self.device))
+        code = compile("limit(4096); synchronize()", "<close>", "exec")
+        attempt(code, self._variables(self.device))
+
+    def _variables(self, device: str) -> dict[str, Any]:
+        return {**variables(device), **self._more(device)}
 
     def _is_late(self, error: BaseException) -> bool:
         """Whether this is one of the oracle's errors that were still to come."""
@@ -130,7 +140,7 @@ def variables(device: str) -> dict[str, Any]:
 
     def synchronize() -> None:
         if is_tiny:
-            torch.tiny.synchronize()
+            torch.tiny.synchronize(device)
 
     def seed(number: int) -> None:
         """torch.manual_seed seeds the device too, which would then raise the device's errors."""
@@ -148,7 +158,7 @@ def variables(device: str) -> dict[str, Any]:
             torch_tiny._C.set_limits(calls, 4 << 30)
 
     def text(t: torch.Tensor) -> str:
-        return "".join(repr(t.detach()).split()).replace(f",device='{device}:0'", "")
+        return "".join(repr(t.detach()).split()).replace(f",device='{t.device}'", "")
 
     return {
         "torch": torch,

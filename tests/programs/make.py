@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from util import HAS_FLOAT64, PORTABLE
+from util import HAS_FLOAT64, PORTABLE, ROUNDS
 
 from .gen import DTYPES, MAX_ELEMENTS, WIDE, Gen, NothingSuitsError, Tensor, kind
 
@@ -178,7 +178,7 @@ def _dtype_view(g: Gen, x: str, t: Tensor) -> str:
         return f"{x}.view(torch.float32)"
     if t.dtype == torch.float32 and g.chance(0.5):
         return f"{x}.view(torch.complex64)"
-    rounded = PORTABLE and t.is_floating_point()  # the last bit of a function may differ
+    rounded = ROUNDS and t.is_floating_point()  # the last bit of a function may differ
     if g.autograd or t.dtype == torch.bool or rounded:
         raise NothingSuitsError
     same = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from util import PORTABLE
+from util import ROUNDS
 
 from .gen import Gen, NothingSuitsError, kind
 
@@ -20,7 +20,7 @@ def read(g: Gen) -> str:
         f"r = torch.equal({x}, {y})",
         f"r = {x}.detach().resolve_conj().cpu().numpy()",
     ]
-    if not PORTABLE:  # whose last digit may differ
+    if not ROUNDS:  # whose last digit may differ
         ways += [f"r = text({x})"]
     if g.shows_memory:
         ways += [f"r = {x}.detach().resolve_conj().resolve_neg().numpy().copy()"]

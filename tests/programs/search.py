@@ -23,9 +23,24 @@ def generate(
 
     Each statement is told to `say` before it runs, lest it should take the process with it.
     """
-    step = LockStep(device)
+    lines: list[str] = []
+    try:
+        write_program(rng, LockStep(device), lines, say)
+        run(lines, device, times=1)
+    except DifferenceError as difference:
+        return lines, difference
+    return lines, None
+
+
+def write_program(
+    rng: random.Random,
+    step: LockStep,
+    lines: list[str],
+    say: Callable[[str, str], None] = lambda *_: None,
+) -> None:
+    """Add to `lines` the statements of a program, each of which has run when the next is chosen."""
     gen = Gen(rng, step.oracle, autograd=rng.random() < 0.4, gpu=ORACLE == "cuda")
-    lines = [f"limit({rng.choice((4096, 4096, 1, 2, 5, 11))})"]
+    lines.append(f"limit({rng.choice((4096, 4096, 1, 2, 5, 11))})")
     try:
         step.do(lines[0])
         for _ in range(rng.randint(STATEMENTS // 2, STATEMENTS * 3 // 2)):
@@ -33,13 +48,8 @@ def generate(
             say("line", lines[-1])
             step.do(lines[-1])
         step.finish()
-        step.close()
-        run(lines, device, times=1)
-    except DifferenceError as difference:
-        return lines, difference
     finally:
         step.close()
-    return lines, None
 
 
 def reduce(lines: list[str], fails: Callable[[list[str]], bool]) -> list[str]:

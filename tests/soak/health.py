@@ -1,0 +1,67 @@
+"""What a process holds: memory, file descriptors, threads, processes, files."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .settings import MARK
+from .shared import bin_of_tensors
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the process holds at a moment when nothing runs."""
+
+    resident: int
+    device: int
+    """Bytes of tensors on tiny devices."""
+    files: int
+    threads: int
+    libraries: int
+    """Mapped shared objects."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.resident >> 20} MiB, {self.device} bytes on devices, {self.files} files, "
+            f"{self.threads} threads, {self.libraries} libraries"
+        )
+
+
+def held() -> Held:
+    bin_of_tensors.clear()
+    gc.collect()
+    for index in range(torch.tiny.device_count()):
+        torch.tiny.synchronize(index)
+    torch.tiny.empty_cache()
+    on_devices = sum(
+        torch.tiny.memory_stats(index)["allocated_bytes.all.current"]
+        for index in range(torch.tiny.device_count())
+    )
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    status = Path("/proc/self/statm").read_text().split()
+    return Held(
+        resident=int(status[1]) * os.sysconf("SC_PAGE_SIZE"),
+        device=on_devices,
+        files=sum(1 for _ in Path("/proc/self/fd").iterdir()),
+        threads=threading.active_count(),
+        libraries=len({line.split(maxsplit=5)[5] for line in maps if ".so" in line}),
+    )
+
+
+def processes(mark: str) -> list[str]:
+    """The command lines of processes that were started with this mark."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found.append(f"{folder.name} {command}")
+        except OSError:  # ended, or another's
+            continue
+    return found

@@ -1,0 +1,98 @@
+"""What runs in the process of a soak."""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import warnings
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent.parent))  # for `util` and its neighbours
+
+from .crew import Crew
+from .health import Held
+from .settings import DEVICES
+
+WEIGHINGS = 6
+_GROWTH = 0.05  # of resident memory, between a third of the time and its end
+
+
+def main() -> int:
+    faulthandler.enable()
+    warnings.simplefilter("ignore")
+    minutes, seed = float(sys.argv[1]), int(sys.argv[2])
+    if len(sys.argv) > 3:
+        return play_alone(seed, *map(int, sys.argv[3].split(":")))
+    crew = Crew(seed)
+    crew.work(minutes * 60, WEIGHINGS)
+    faults = [*differences(crew), *failures(), *growth(crew.weights)]
+    print(summary())
+    for fault in faults:
+        print(fault)
+    print(f"{len(faults)} faults in {minutes:g} minutes of seed {seed}")
+    return 1 if faults else 0
+
+
+def differences(crew: Crew) -> list[str]:
+    return [
+        f"thread {one.thread}, job {one.job}, {one.turn}: {one.reason}\n{one.text}"
+        for one in crew.differences
+    ]
+
+
+def failures() -> list[str]:
+    import torch_tiny
+    from torch_tiny.engine import uop
+
+    count = torch_tiny.report().compile_failures
+    assert uop.engine is not None
+    last = uop.engine.counts.last_failure
+    return [f"{count} compiles failed, the last with {last}"] if count else []
+
+
+def growth(weights: list[Held]) -> list[str]:
+    """What is more at the end than after a third of the time."""
+    early, late = weights[WEIGHINGS // 3 - 1], weights[-1]
+    found = []
+    if late.resident > early.resident * (1 + _GROWTH):
+        found.append(f"memory grew from {early.resident >> 20} to {late.resident >> 20} MiB")
+    for what in ("device", "files", "threads"):
+        before, after = getattr(early, what), getattr(late, what)
+        if after > before:
+            found.append(f"{what}: {after}, where there were {before}")
+    return found
+
+
+def summary() -> str:
+    import torch_tiny
+
+    report = torch_tiny.report()
+    regions = [(plan, region) for plan in report.plans for region in plan.regions]
+    kept = {
+        engine: sum(region.engine == engine for _, region in regions)
+        for engine in ("uop", "aten", "")
+    }
+    return (
+        f"{report.compiles} plans compiled, {report.plan_hits} of "
+        f"{report.plan_hits + report.plan_misses} traces repeated; regions kept on kernels: "
+        f"{kept['uop']}, on operators: {kept['aten']}, still timed: {kept['']}; runs of plans with "
+        f"kernels: {sum(plan.runs for plan in report.plans)}"
+    )
+
+
+def play_alone(seed: int, thread: int, job: int) -> int:
+    """Play one job until it has been compiled and its kernels were chosen or not."""
+    from .job import Turn
+    from .player import Player
+
+    player = Player(seed, thread, f"tiny:{DEVICES - 1}")
+    if (found := player.make(job)) is not None:
+        print(found[1].text())
+        for inputs in range(200):
+            player.play(*found, Turn(f"tiny:{thread}", inputs % 50))
+    print(*player.differences[:3], summary(), sep="\n")
+    return 1 if player.differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,7 @@
+"""How many take part; known before torch is imported."""
+
+THREADS = 4
+DEVICES = THREADS + 1
+"""One for each thread, whose errors are its own, and one that all of them use."""
+MARK = "TORCH_TINY_SOAK"
+"""A variable of the environment that tells the processes of a soak from others."""

@@ -1,0 +1,127 @@
+"""A network in training as a job: every step is compared with the CPU's from the same state.
+
+The CPU starts each compared step where the device is, so that rounding does not add up, and takes
+its step along the device's gradients, once they were found to be close to its own.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import torch
+from harness import numbers as data
+from test_nn import NETS
+from test_optim import cases
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
+from util import assert_same
+
+from .job import Turn
+from .shared import bin_of_tensors, host_numbers, seed_of
+
+# Its line search goes another way after the smallest difference: only with all digits of float64.
+_SENSITIVE = "LBFGS"
+
+
+class Training:
+    def __init__(self) -> None:
+        self.is_quiet = False  # layers may draw numbers
+        self._net = self._optimizer = ""
+        self._options: dict[str, Any] = {}
+        self._batch = self._steps = 0
+        self._dtype = torch.float32
+
+    def make(self, numbers: Random, turn: Turn) -> None:
+        self._net = numbers.choice(list(NETS))
+        self._optimizer, self._options = numbers.choice(cases()).values
+        self._batch = numbers.choice((1, 2, 3, 4, 7, 8, 16, 33))
+        self._steps = numbers.randint(2, 6)
+        if self._optimizer == _SENSITIVE or numbers.random() < 0.3:
+            self._dtype = torch.float64
+        self.play(turn)
+
+    def play(self, turn: Turn) -> None:
+        shape = (max(self._batch, 2), *NETS[self._net]()[1][1:])
+        device, cpu = (self._side(where, shape) for where in (turn.device, "cpu"))
+        for number in range(self._steps):
+            x = data(*shape, dtype=self._dtype, seed=number + 100 * turn.inputs)
+            target = torch.arange(shape[0]) % 3
+            if number % 2:  # in between, steps that nobody looks at
+                seed_of(turn.device, number)
+                device.step(x, target)
+                continue
+            cpu.start_from(device)
+            seed_of(turn.device, number)
+            loss = device.step(x, target)
+            with host_numbers(number):
+                if self._optimizer == _SENSITIVE:
+                    expected = cpu.step(x, target)
+                else:
+                    expected = cpu.differentiated(x, target)
+            assert_same(loss, expected, strides=False)
+            if self._optimizer != _SENSITIVE:
+                cpu.step_along(device)
+            assert_same(device.state(), cpu.state(), strides=False)
+        if turn.drops:
+            bin_of_tensors.append(device)
+
+    def text(self) -> str:
+        how = f"{self._optimizer}({self._options}), batches of {self._batch}, {self._dtype}"
+        return f"# {self._net} by {how}, {self._steps} steps"
+
+    def _side(self, where: str, shape: tuple[int, ...]) -> _Side:
+        with host_numbers(self._batch):
+            net = NETS[self._net]()[0]
+            net(data(*shape))  # lazy layers take their sizes
+        net.to(device=where, dtype=self._dtype)
+        few = [p for p in net.parameters() if p.dim() == 2 or self._optimizer != "Muon"]
+        return _Side(net, getattr(torch.optim, self._optimizer)(few, lr=0.01, **self._options))
+
+
+class _Side:
+    """A network and its optimizer on one device."""
+
+    def __init__(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._net, self._optimizer = net, optimizer
+        self._where = next(net.parameters()).device
+
+    def differentiated(self, x: Tensor, target: Tensor) -> Tensor:
+        self._net.zero_grad()  # also of parameters that the optimizer leaves alone
+        loss = F.cross_entropy(self._net(x.to(self._where)), target.to(self._where))
+        loss.backward()
+        return loss.detach()
+
+    def step(self, x: Tensor, target: Tensor) -> Tensor:
+        loss = self._optimizer.step(lambda: self.differentiated(x, target))
+        assert isinstance(loss, Tensor)
+        return loss.detach()
+
+    def start_from(self, other: _Side) -> None:
+        self._net.load_state_dict(other._net.state_dict())
+        theirs = dict(zip(other._parameters(), self._parameters(), strict=True))
+        for parameter, state in other._optimizer.state.items():
+            self._optimizer.state[theirs[parameter]] = tree_map(self._copy, state)
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def _copy(self, value: Any) -> Any:
+        return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+
+    def step_along(self, other: _Side) -> None:
+        """Take a step along the other's gradients, which are as good as its own."""
+        for mine, theirs in zip(self._net.parameters(), other._net.parameters(), strict=True):
+            if mine.grad is not None:
+                assert theirs.grad is not None
+                assert_same(theirs.grad, mine.grad, strides=False)
+                mine.grad.copy_(theirs.grad)
+        self._optimizer.step()
+
+    def state(self) -> list[Any]:
+        state = self._optimizer.state_dict()["state"]
+        return [
+            dict(self._net.state_dict()),
+            [v for one in state.values() for v in one.values() if isinstance(v, Tensor)],
+        ]
