@@ -24,6 +24,7 @@ HAS_FLOAT64 = not PORTABLE or torch.float64 not in find_kind(KIND).lacks
 
 # Compiling in the background has tests of its own; it would take the cores from all others.
 os.environ.setdefault("TORCH_TINY_ENGINE", "aten")
+COMPILED = os.environ["TORCH_TINY_ENGINE"] == "uop"
 
 # Whether kernels of our own take part, whose last digit may be another than the oracle's.
 ROUNDS = PORTABLE or os.environ["TORCH_TINY_ENGINE"] != "aten"

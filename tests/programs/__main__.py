@@ -1,4 +1,8 @@
-"""The command: any number of programs, in forked processes, so that a crash costs one program."""
+"""The command: any number of programs, in forked processes, so that a crash costs one program.
+
+With TORCH_TINY_ENGINE=uop everything is compiled; a program then has to run three times, since a
+first call is not recorded. Operators that no_lowering.py names are left to PyTorch's kernels.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,17 @@ import contextlib
 import json
 import os
 import random
+import subprocess
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
+from util import COMPILED
 
 from . import DifferenceError, NotAProgramError, as_test, differs, generate, reduce, run
 
@@ -26,10 +34,14 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep-going", type=int, default=1, help="differences to look for")
+    parser.add_argument("--times", type=int, default=3 if COMPILED else 2, help="runs of each")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="processes beside each other")
     args = parser.parse_args()
+    if args.jobs > 1:
+        return share_out(args)
     started, seed, end, failures = time.time(), args.seed, args.seed + args.count, 0
     while seed < end and failures < args.keep_going:
-        seed, found = fuzz_in_child(seed, min(seed + BATCH, end))
+        seed, found = fuzz_in_child(seed, min(seed + BATCH, end), args.times)
         if found is not None:
             failures += 1
             print(found, flush=True)
@@ -38,16 +50,29 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def fuzz_in_child(seed: int, end: int) -> tuple[int, str | None]:
+def share_out(args: argparse.Namespace) -> int:
+    """The same in several processes, a part of the programs for each."""
+    cuts = [args.seed + args.count * i // args.jobs for i in range(args.jobs + 1)]
+    options = ["--keep-going", str(args.keep_going), "--times", str(args.times)]
+    parts = [
+        subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, "--seed", str(a), "--count", str(b - a), *options]
+        )
+        for a, b in zip(cuts, cuts[1:], strict=False)
+    ]
+    return max(part.wait() for part in parts)
+
+
+def fuzz_in_child(seed: int, end: int, times: int) -> tuple[int, str | None]:
     """Run programs until one differs; returns the next seed, and the difference as a test."""
     last, lines, test = seed, [], None
 
     def work(say: Say) -> None:
         for number in range(seed, end):
             say("seed", str(number))
-            lines, difference = generate(random.Random(number), say=say)
+            lines, difference = generate(random.Random(number), say=say, times=times)
             if difference:
-                say("test", as_smallest_test(number, lines, difference))
+                say("test", as_smallest_test(number, lines, difference, times))
                 return
 
     def hear(word: str, value: str) -> None:
@@ -61,26 +86,39 @@ def fuzz_in_child(seed: int, end: int) -> tuple[int, str | None]:
 
     status = in_child(work, hear)
     if status:
-        smaller = reduce(lines, crashes) if crashes(lines) else lines
+        crash = partial(crashes, times=times)
+        smaller = reduce(lines, crash) if crash(lines) else lines
         test = as_test(f"seed_{last}", smaller, f"the process ended with status {status}")
     return last + 1, test
 
 
-def as_smallest_test(number: int, lines: list[str], difference: DifferenceError) -> str:
-    lines = reduce(lines, differs)
+def as_smallest_test(
+    number: int, lines: list[str], difference: DifferenceError, times: int
+) -> str:
+    lines = reduce(lines, partial(differs, times=times))
     try:
-        run(lines)
+        run(lines, times=times)
     except DifferenceError as smaller:
         difference = smaller
     return as_test(f"seed_{number}", lines, difference)
 
 
-def crashes(lines: list[str]) -> bool:
+def crashes(lines: list[str], times: int) -> bool:
     def work(_: Say) -> None:
         with contextlib.suppress(DifferenceError, NotAProgramError):
-            run(lines)
+            run(lines, times=times)
 
     return in_child(work, lambda *_: None) != 0
+
+
+def spare_what_has_no_lowering() -> None:
+    from no_lowering import NO_LOWERING, REAL_ONLY, REFUSED
+
+    from torch_tiny.engine import uop
+
+    assert uop.engine is not None
+    spared = frozenset({*NO_LOWERING, *REFUSED, *REAL_ONLY})
+    uop.engine.settings = replace(uop.engine.settings, spared=spared)
 
 
 def in_child(work: Callable[[Say], None], hear: Say) -> int:
@@ -93,6 +131,8 @@ def in_child(work: Callable[[Say], None], hear: Say) -> int:
         try:
             torch.set_num_threads(1)
             warnings.simplefilter("ignore")
+            if COMPILED:
+                spare_what_has_no_lowering()
             with os.fdopen(writing, "w", buffering=1) as out:
                 work(lambda *said: print(json.dumps(said), file=out))
             status = 0

@@ -17,16 +17,19 @@ STATEMENTS = 32
 
 
 def generate(
-    rng: random.Random, device: str = DEVICE, say: Callable[[str, str], None] = lambda *_: None
+    rng: random.Random,
+    device: str = DEVICE,
+    say: Callable[[str, str], None] = lambda *_: None,
+    times: int = 2,
 ) -> tuple[list[str], DifferenceError | None]:
     """Write a program statement by statement while running it, up to the first difference.
 
-    Each statement is told to `say` before it runs, lest it should take the process with it.
+    It runs `times` in all. Each statement is told to `say` before it runs, lest it should take the process with it.
     """
     lines: list[str] = []
     try:
         write_program(rng, LockStep(device), lines, say)
-        run(lines, device, times=1)
+        run(lines, device, times - 1)
     except DifferenceError as difference:
         return lines, difference
     return lines, None
@@ -65,10 +68,10 @@ def reduce(lines: list[str], fails: Callable[[list[str]], bool]) -> list[str]:
     return lines
 
 
-def differs(lines: list[str]) -> bool:
+def differs(lines: list[str], times: int = 2) -> bool:
     """Whether this is a program, and the device differs from the oracle in it."""
     try:
-        run(lines)
+        run(lines, times=times)
     except DifferenceError:
         return True
     except NotAProgramError:

@@ -19,6 +19,8 @@ class Settings:
     """Where compiled plans are kept between processes; None: nowhere."""
     cuda_graphs: bool = True
     """Whether a trace that runs often on CUDA memory becomes one CUDA graph."""
+    spared: frozenset[str] = frozenset()
+    """In mode uop: operators that PyTorch's kernels may run where they have no lowering."""
 
 
 def from_environment() -> Settings:

@@ -101,10 +101,12 @@ class Engine:
             return ""
         if isinstance(made, str):
             return f"TORCH_TINY_ENGINE=uop: compiling failed: {made}"
-        if made["not_lowered"]:
-            refused = "; ".join(f"{op} ({why})" for op, why in sorted(made["not_lowered"].items()))
-            return f"TORCH_TINY_ENGINE=uop: there is no lowering for {refused}"
-        return ""
+        refused = "; ".join(
+            f"{op} ({why})"
+            for op, why in sorted(made["not_lowered"].items())
+            if op not in self.settings.spared
+        )
+        return f"TORCH_TINY_ENGINE=uop: there is no lowering for {refused}" if refused else ""
 
     def _try_to_compile(
         self, device: int, plan: int, trace: str, everything: bool
