@@ -8,6 +8,7 @@ N ?= 10000
 SEED ?= 0
 PROGRAMS ?= 2000
 MINUTES ?= 60
+JOBS ?= 2
 
 BIN := .venv/bin
 TOOLS := .venv/tools.stamp
@@ -18,7 +19,7 @@ SOURCES := $(wildcard torch_tiny/csrc/*)
 # Several test processes share the cores, so none of them may spin while it waits.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
-.PHONY: demo test test-devices devices lint fuzz soak bench format core clean
+.PHONY: demo test test-devices devices lint fuzz fuzz-compiled soak bench format core clean
 
 demo: core
 	$(BIN)/python examples/digits.py
@@ -45,6 +46,11 @@ lint: core
 
 fuzz: core
 	$(ONE_THREAD) $(BIN)/python -m tests.programs --count $(N) --seed $(SEED)
+
+# The same with everything compiled, three runs of each program: make fuzz-compiled N=2000 JOBS=16
+fuzz-compiled: core
+	TORCH_TINY_ENGINE=uop TORCH_TINY_CACHE= $(ONE_THREAD) $(BIN)/python -m tests.programs \
+		--count $(N) --seed $(SEED) --jobs $(JOBS)
 
 # make soak MINUTES=60 SEED=0
 soak: core

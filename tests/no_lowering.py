@@ -42,6 +42,7 @@ _REFUSED = {
     """,
     "a mask as an index gives a result whose size depends on data": "index.Tensor index_put",
     "a recursion as long as the data says": "gcd lcm",
+    "an index in the memory of the CPU is no tensor of the device": "_index_put_impl_",
 }
 REFUSED = {f"aten::{name}": why for why, names in _REFUSED.items() for name in names.split()}
 

@@ -20,7 +20,7 @@ from opdb.compare import (
     outcome,
     whole,
 )
-from opdb.samples import Call, Mover, samples, tensors_in, with_gaps
+from opdb.samples import Call, Mover, repeated, samples, tensors_in, with_gaps
 
 # A body compares one call on both devices; False where the oracle refuses it.
 Body = Callable[[Call, Call], bool]
@@ -123,8 +123,7 @@ def _on_cpu(value: Any) -> Any:
 def _for_each(op: OpInfo, given: list[SampleInput], device: str, body: Body) -> int:
     """Run `body` on each sample; how many the oracle did not refuse."""
     ran = 0
-    # Twice: the device may run a call that it has not seen before, and record it from then on.
-    for number, sample in list(enumerate(given)) * 2:
+    for number, sample in repeated(list(enumerate(given))):
         oracle, dev = Call(op, sample, ORACLE), Call(op, sample, device)
         oracle.number = dev.number = number
         if not oracle.concerns_device:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,8 +14,11 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
 from util import DEVICE, ORACLE
 
+_T = TypeVar("_T")
+
 SEED = 0
 SAMPLES = int(os.environ.get("TORCH_TINY_OPDB_SAMPLES", "24"))  # per item; 0 for all of them
+TIMES = 2  # the device may run a call that it has not seen before, and record it from then on
 _CONSIDERED = 200  # a few operators have more than a thousand
 _BYTES = 1 << 20  # and a few are large
 
@@ -44,15 +47,20 @@ def samples(
     return first + [rest[i * len(rest) // wanted] for i in range(wanted)]
 
 
+def repeated(given: list[_T]) -> list[_T]:
+    """All samples, then all of them again."""
+    return given * TIMES
+
+
 @contextmanager
-def limited(count: int) -> Iterator[None]:
-    """Look at this many samples of each item."""
-    global SAMPLES
-    before, SAMPLES = SAMPLES, count
+def limited(count: int, times: int = TIMES) -> Iterator[None]:
+    """Look at this many samples of each item, this many times."""
+    global SAMPLES, TIMES
+    before, (SAMPLES, TIMES) = (SAMPLES, TIMES), (count, times)
     try:
         yield
     finally:
-        SAMPLES = before
+        SAMPLES, TIMES = before
 
 
 @contextmanager

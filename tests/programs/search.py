@@ -24,7 +24,8 @@ def generate(
 ) -> tuple[list[str], DifferenceError | None]:
     """Write a program statement by statement while running it, up to the first difference.
 
-    It runs `times` in all. Each statement is told to `say` before it runs, lest it should take the process with it.
+    It runs `times` in all. Each statement is told to `say` before it runs, lest it should take the
+    process with it.
     """
     lines: list[str] = []
     try:

@@ -348,7 +348,9 @@ std::string Queue::compile(const Trace& running, const Plan& plan) {
   } else if (mode == Mode::kAuto && plan.runs == kHot) {
     compiler.offer({device_, plan.id, describe(running, plan)});
   } else if (mode == Mode::kUop && plan.runs == 1) {
-    return compiler.compile_now({device_, plan.id, describe(running, plan)});
+    const auto refused = compiler.compile_now({device_, plan.id, describe(running, plan)});
+    plan.runs = refused.empty() ? 1 : 0;  // what was refused once is refused again
+    return refused;
   }
   return {};
 }
