@@ -37,7 +37,8 @@ NO_LOWERING = {
 _REFUSED = {
     "numbers of the CPU's own generator are drawn by it": """
         bernoulli_.Tensor bernoulli_.float cauchy_ exponential_ geometric_ log_normal_
-        native_dropout normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor normal_ random_
+        native_dropout normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor normal_
+        randperm.generator_out random_
         random_.from random_.to uniform_
     """,
     "a mask as an index gives a result whose size depends on data": "index.Tensor index_put",

@@ -93,9 +93,7 @@ def fuzz_in_child(seed: int, end: int, times: int) -> tuple[int, str | None]:
     return last + 1, test
 
 
-def as_smallest_test(
-    number: int, lines: list[str], difference: DifferenceError, times: int
-) -> str:
+def as_smallest_test(number: int, lines: list[str], difference: DifferenceError, times: int) -> str:
     lines = reduce(lines, partial(differs, times=times))
     try:
         run(lines, times=times)
