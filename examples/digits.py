@@ -26,15 +26,7 @@ class Training:
     def __init__(self, device: str) -> None:
         torch.manual_seed(0)
         self.device = device
-        self.network = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(16, 32, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(512, 10),
-        ).to(device)
+        self.network = network().to(device)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=1e-3)
         self.train_x, self.test_x, self.train_y, self.test_y = (t.to(device) for t in digits())
         self.seconds: list[float] = []
@@ -58,6 +50,19 @@ class Training:
         right = self.network(self.test_x).argmax(1) == self.test_y
         self.network.train()
         return right.float().mean().item()
+
+
+def network() -> nn.Module:
+    """Two convolutions and a layer on top."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512, 10),
+    )
 
 
 def digits() -> list[Tensor]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import faulthandler
 import sys
 import warnings
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parent.parent))  # for `util` and its neighbours
 
 from .crew import Crew
 from .health import Held
@@ -35,7 +32,7 @@ def main() -> int:
 
 def differences(crew: Crew) -> list[str]:
     return [
-        f"thread {one.thread}, job {one.job}, {one.turn}: {one.reason}\n{one.text}"
+        f"thread {one.thread}, job {one.job}, {one.turn}: {one.reason}\n{one.again}\n{one.text}"
         for one in crew.differences
     ]
 

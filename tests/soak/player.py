@@ -11,6 +11,8 @@ from random import Random
 
 import torch
 
+from torch_tiny import _C
+
 from .interrupt import interrupted
 from .job import Job, Turn
 from .operator import Operator
@@ -19,6 +21,7 @@ from .training import Training
 
 KINDS: tuple[Callable[[], Job], ...] = (Program, Operator, Training)
 _POOL = 6
+_LOOKS = 4  # at a job that differs
 _RENEW = 1 / 150  # of turns: a job is played often enough to be compiled, timed and kept
 _MIXTURE = 12  # jobs until there are other shares of the kinds
 
@@ -32,6 +35,8 @@ class Difference:
     turn: Turn
     reason: str
     text: str
+    again: str
+    """What came of playing it a few times more, and which compiled code took part."""
 
 
 class Player:
@@ -89,6 +94,23 @@ class Player:
             self.counts["interrupted"] += self._was_interrupted
         self.counts[f"{type(job).__name__.lower()}s played"] += 1
 
+    def _look_again(self, job: Job, turn: Turn) -> str:
+        before = _compiled(turn.device)
+        differed = 0
+        for _ in range(_LOOKS):
+            try:
+                job.play(turn)
+            except Exception:
+                differed += 1
+        ran = {
+            name
+            for key, (runs, names) in _compiled(turn.device).items()
+            if runs > before.get(key, (0, []))[0]
+            for name in names
+        }
+        compiled = f"with {', '.join(sorted(ran))} compiled" if ran else "with nothing compiled"
+        return f"played again, it differs {differed} of {_LOOKS} times, {compiled}"
+
     def _attempt(self, number: int, job: Job, turn: Turn, do: Callable[[], None]) -> bool:
         torch.set_grad_enabled(True)  # an interrupt may have come between the two ends of a `with`
         if self._was_interrupted:
@@ -99,9 +121,20 @@ class Player:
             do()
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            self.differences.append(Difference(self._thread, number, turn, reason, job.text()))
+            again = self._look_again(job, turn)
+            self.differences.append(
+                Difference(self._thread, number, turn, reason, job.text(), again)
+            )
             self._pool = [one for one in self._pool if one[0] != number]
             return False
         finally:
             self.seen = time.monotonic()
         return True
+
+
+def _compiled(device: str) -> dict[int, tuple[int, list[str]]]:
+    """The compiled plans of a device: how often each has run, and its regions not given up."""
+    return {
+        plan["plan"]: (plan["runs"], [r["name"] for r in plan["regions"] if r["engine"] != "aten"])
+        for plan in _C.plans(torch.device(device).index)
+    }

@@ -11,15 +11,19 @@ from typing import Any
 
 import torch
 from harness import numbers as data
-from test_nn import NETS
+from test_nn import NETS as TESTED
 from test_optim import cases
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 from util import assert_same
 
+from examples.digits import network
+
 from .job import Turn
 from .shared import bin_of_tensors, host_numbers, seed_of
+
+NETS = {**TESTED, "digits": lambda: (network(), (5, 1, 8, 8))}
 
 # Its line search goes another way after the smallest difference: only with all digits of float64.
 _SENSITIVE = "LBFGS"

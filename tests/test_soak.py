@@ -1,0 +1,64 @@
+"""The soak itself (`make soak`): its jobs repeat, and what is wrong is noticed."""
+
+from random import Random
+
+import pytest
+from harness import needs_cpu_memory, needs_tiny
+from soak.health import Held
+from soak.inside import growth
+from soak.interrupt import interrupted
+from soak.job import Turn
+from soak.player import Player
+
+pytestmark = [needs_tiny, needs_cpu_memory]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_same_seed_makes_the_same_jobs() -> None:
+    def texts(seed: int) -> list[str]:
+        player = Player(seed, 0, "tiny:0")
+        made = [player.make(number) for number in range(6)]
+        assert not player.differences
+        return [job[1].text() for job in made if job is not None]
+
+    assert texts(1) == texts(1) != texts(2)
+
+
+class _Wrong:
+    """A job that the device does wrong every time."""
+
+    is_quiet = True
+
+    def make(self, numbers: Random, turn: Turn) -> None:
+        pass
+
+    def play(self, turn: Turn) -> None:
+        raise AssertionError(f"on {turn.device}")
+
+    def text(self) -> str:
+        return "a test to paste"
+
+
+def test_a_difference_is_reported() -> None:
+    player = Player(0, 0, "tiny:0")
+    player.play(7, _Wrong(), Turn("tiny:0"))
+    (found,) = player.differences
+    assert (found.job, found.reason) == (7, "AssertionError: on tiny:0")
+    assert found.text == "a test to paste"
+    assert "differs 4 of 4 times, with nothing compiled" in found.again
+
+
+def test_an_interrupt_comes_while_its_job_runs() -> None:
+    def forever() -> None:
+        while True:
+            pass
+
+    assert interrupted(0.01, forever)
+    assert not interrupted(30, lambda: None)
+
+
+def test_growth_is_a_fault() -> None:
+    held = Held(resident=100 << 20, device=0, files=7, threads=7, libraries=9)
+    more = Held(resident=150 << 20, device=8, files=8, threads=8, libraries=9)
+    assert growth([held] * 6) == []
+    assert len(growth([*[held] * 5, more])) == 4
