@@ -10,6 +10,25 @@ if DEVICE == "tiny":
     import torch_tiny  # noqa: F401  (registers the device where it is not installed)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_fails_silently(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What costs speed without a word (torch_tiny.failures) fails the test in which it happens.
+
+    A test that means to have such failures is marked with their kinds: `provokes("relayout")`.
+    """
+    if DEVICE != "tiny":
+        yield
+        return
+    from torch_tiny import failures
+
+    before = {(f.kind, f.reason, f.where): f.count for f in failures.listed()}
+    yield
+    new = [f for f in failures.listed() if f.count > before.get((f.kind, f.reason, f.where), 0)]
+    marker = request.node.get_closest_marker("provokes")
+    provoked = set() if marker is None else set(marker.args)
+    assert {f.kind for f in new} == provoked, new
+
+
 @pytest.fixture
 def device() -> str:
     """The device under test."""

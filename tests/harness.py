@@ -61,8 +61,13 @@ def synchronize(device: str = DEVICE) -> None:
         torch.tiny.synchronize()
 
 
-def python(code: str, *, status: int = 0, timeout: float = 120, **env: str) -> str:
-    """Run a program in a fresh interpreter; its output, once it ended with `status`."""
+def python(
+    code: str, *, status: int = 0, timeout: float = 120, provokes: str = "", **env: str
+) -> str:
+    """Run a program in a fresh interpreter; its output, once it ended with `status`.
+
+    provokes: what it has to warn of; else it must not warn that something failed.
+    """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
@@ -72,6 +77,7 @@ def python(code: str, *, status: int = 0, timeout: float = 120, **env: str) -> s
         env=_environment(env),
     )
     assert done.returncode == status, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    _check_failures(done.stderr, provokes)
     return done.stdout
 
 
@@ -87,6 +93,7 @@ def on_portable(kind: str, code: str, **env: str) -> list[str]:
         return python(program, **env).splitlines()
     status, out, err = prepared.run(program, _environment(env), ROOT, 120)
     assert status == 0, f"status {status}\n{out}\n{err}"
+    _check_failures(err, "")
     return out.splitlines()
 
 
@@ -108,6 +115,15 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> t
     """The same random CPU tensor for the same seed."""
     gen = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=gen, dtype=torch.float64).to(dtype)
+
+
+def _check_failures(errors: str, provoked: str) -> None:
+    """As the fixture around all tests does for their own process."""
+    told = [line for line in errors.splitlines() if "FailureWarning: " in line]
+    if provoked:
+        assert any(provoked in line for line in told), errors
+    else:
+        assert not told, errors
 
 
 def _environment(env: dict[str, str]) -> dict[str, str]:

@@ -36,10 +36,11 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def auto(code: str, cache: Path, **env: str) -> str:
+def auto(code: str, cache: Path, provokes: str = "", **env: str) -> str:
     """Run a program in mode auto, with `step_until` and `settled` at hand."""
     return python(
         SETTLE + textwrap.dedent(code),
+        provokes=provokes,
         TORCH_TINY_ENGINE="auto",
         TORCH_TINY_CACHE=str(cache),
         **env,
@@ -67,6 +68,25 @@ def make(device):
         losses.append(loss.item())
     return step, losses
 """
+
+
+def test_six_hot_functions_are_six_compiles(cache: Path) -> None:
+    """A library of one must never be taken for that of another, also while variants are timed."""
+    auto(
+        """
+for rows, columns in [(2, 3), (64, 100), (128, 7), (1, 1000), (33, 333), (256, 64)]:
+    x = torch.randn(rows, columns)
+    y = x.to("tiny")
+    done = uop.engine.counts.compiles + 1
+    def step():
+        e = torch.exp(y - y.amax(1, keepdim=True))
+        torch.testing.assert_close((e / e.sum(1, keepdim=True)).cpu(), x.softmax(1))
+    step_until(lambda: uop.engine.counts.compiles == done and settled(), step)
+assert uop.engine.counts.compiles == 6, uop.engine.counts
+assert uop.engine.counts.failures == 0, uop.engine.counts
+""",
+        cache,
+    )
 
 
 def test_training_is_compiled_and_stays_right(cache: Path) -> None:
@@ -146,7 +166,7 @@ def test_a_cache_that_others_can_write_is_not_trusted(cache: Path) -> None:
     """
     assert auto(program, cache).strip() == "1"
     cache.chmod(0o777)
-    assert auto(program, cache).strip() == "1"
+    assert auto(program, cache, provokes="others can write there").strip() == "1"
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
@@ -157,7 +177,7 @@ def test_a_cache_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> No
     step_until(settled, lambda: (x * 2 + 1).cos().sum().item())
     print(uop.engine.counts.compiles)
     """
-    assert auto(program, blocked / "cache").strip() == "1"
+    assert auto(program, blocked / "cache", provokes="Not a directory").strip() == "1"
 
 
 def test_two_processes_share_a_cache(cache: Path) -> None:
@@ -184,17 +204,15 @@ import os, signal
 x = torch.arange(1000.0, device="tiny")
 def first():
     assert (x + 1).sum().item() == 500500
-def running():
-    process = uop.engine._worker._process
-    return process is not None
-step_until(running, first)
-os.kill(uop.engine._worker._process.pid, signal.SIGKILL)
+step_until(lambda: uop.engine._worker.pid is not None, first)
+os.kill(uop.engine._worker.pid, signal.SIGKILL)
 step_until(lambda: uop.engine.counts.failures == 1, first)
 def second():
     assert (x * 2).sum().item() == 999000
 step_until(lambda: uop.engine.counts.compiles == 1 and settled(), second)
 """,
         cache,
+        provokes="the worker ended",
     )
 
 
@@ -211,6 +229,7 @@ step()
 assert uop.engine.counts.last_failure
 """,
         cache,
+        provokes="compiling failed",
     )
 
 
@@ -379,18 +398,24 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     )
 
 
-def test_without_a_compiler_everything_still_runs(tmp_path: Path) -> None:
+def test_without_a_compiler_everything_runs_and_the_user_is_told(
+    tmp_path: Path, cache: Path
+) -> None:
     (tmp_path / "bin").mkdir()
-    out = python(
+    out = auto(
         """
-        import torch, torch_tiny
-        from torch_tiny.engine import uop
-        assert uop.engine is None
-        assert (torch.ones(3, device="tiny") + 1).tolist() == [2, 2, 2]
+        import torch_tiny
+        x = torch.ones(3, device="tiny")
+        def step():
+            assert (x + 1).tolist() == [2, 2, 2]
+        step_until(lambda: torch_tiny.report().failures, step)
+        (failure,) = torch_tiny.report().failures
+        assert failure.kind == "missing" and "gcc" in str(torch_tiny.report()), failure
         from torch_tiny.cli import info
         print(info())
         """,
-        TORCH_TINY_ENGINE="auto",
+        cache,
+        provokes="nothing is compiled: no gcc was found",
         PATH=str(tmp_path / "bin"),
     )
     assert "gcc" in out

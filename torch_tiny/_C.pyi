@@ -14,6 +14,14 @@ class Cause(TypedDict):
     where: str
     count: int
 
+class Trouble(TypedDict):
+    """Something that cost speed, and the line of the user's program that recorded it."""
+
+    kind: str
+    reason: str
+    where: str
+    count: int
+
 class Traffic(TypedDict):
     """Bytes moved between the host and a portable device, by one line."""
 
@@ -99,7 +107,7 @@ def is_portable(index: int, /) -> bool:
 def set_portable(functions: Any, /) -> None:
     """Its upload, download, run, wait and warn serve the portable devices."""
 
-def set_compile_portable(function: Callable[[int, int, str], str], /) -> None:
+def set_compile_portable(function: Callable[[int, int, str, list[str]], str], /) -> None:
     """Called at first sight of a trace on a portable device."""
 
 def set_missing_types(index: int, types: list[int], advice: str, /) -> None:
@@ -134,8 +142,24 @@ def set_random_kernels(machine_code: Callable[[int], bytes], /) -> None:
 def set_cuda_graphs(on: bool, /) -> None:
     """Whether settled plans on CUDA memory become CUDA graphs."""
 
-def next_job(patience: float, /) -> tuple[int, int, str] | None:
-    """The next hot trace: its device, its plan and its text. None after `patience` seconds."""
+def next_job(patience: float, /) -> tuple[int, int, str, list[str]] | None:
+    """The next hot trace: its device, plan and text, and the user's line of each call.
+
+    None after `patience` seconds.
+    """
+
+def postponed_jobs() -> int:
+    """How often a hot trace had to wait for room among the jobs."""
+
+def troubles() -> list[Trouble]: ...
+def trouble_count() -> int:
+    """The sum of their counts, since the process began."""
+
+def set_teller(tell: Callable[[], None], /) -> None:
+    """Called in the main thread, between two of its steps, when there is trouble to tell of."""
+
+def tell_soon() -> None:
+    """Have it called."""
 
 def listen(on: bool, /) -> list[str]:
     """Keep the text of every trace that runs, or stop; what was heard since the last time."""
@@ -146,7 +170,7 @@ def wake() -> None:
 def reset_jobs() -> None:
     """In a forked child: forget jobs, and locks that were held when it was forked."""
 
-def set_compile_now(function: Callable[[int, int, str], str], /) -> None:
+def set_compile_now(function: Callable[[int, int, str, list[str]], str], /) -> None:
     """Called at first sight of a trace in mode "uop"; returns what went wrong."""
 
 def install(

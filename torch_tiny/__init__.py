@@ -45,7 +45,7 @@ def _register() -> None:
 
     from torch.utils import backend_registration
 
-    from torch_tiny import at_exit, device, interop, modules, optimizer
+    from torch_tiny import at_exit, device, failures, interop, modules, optimizer
     from torch_tiny.engine import uop
 
     backend_registration.rename_privateuse1_backend("tiny")
@@ -55,6 +55,7 @@ def _register() -> None:
     memory = "cpu" if device.is_portable(0) else torch.device(device.device_name(0)).type
     torch.set_autocast_dtype("tiny", torch.get_autocast_dtype(memory))
     interop.install()
+    failures.install()
     at_exit.install()
     modules.install()
     optimizer.install()

@@ -27,6 +27,18 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """Something that went wrong and cost speed, but changed no result."""
+
+    kind: str
+    """ "compile", "cache", "missing", "relayout" or "refusal"."""
+    reason: str
+    where: str
+    """The line of the user's program that recorded it, or "" if it has none."""
+    count: int
+
+
+@dataclass(frozen=True)
 class Region:
     """Calls that run as one, and how long they take each way."""
 
@@ -86,6 +98,11 @@ class Report:
     """Traces that were compiled in this process; `cache_hits` came from disk."""
     cache_hits: int
     compile_failures: int
+    """Traces that could not be compiled, and calls that a fault keeps out of compiled code."""
+    postponed: int
+    """Times a trace was not compiled at once since too many were waiting."""
+    failures: list[Failure]
+    """Everything that costs speed because it failed, most frequent first."""
     seconds_compiling: float
     not_lowered: dict[str, str]
     """Operators in compiled traces that stay calls, and why."""
@@ -110,6 +127,7 @@ class Report:
             ("running", f"{self.seconds_running:.3f} s"),
             ("compiled", f"{self.compiles} traces, {self.cache_hits} from disk"),
             ("compiling", f"{self.seconds_compiling:.1f} s in the background"),
+            ("failed compiles", f"{self.compile_failures}, {self.postponed} postponed"),
         ]
         width = max((len(cause.reason) for cause in self.causes), default=0)
         causes = [(cause.count, f"{cause.reason:<{width}}  {cause.where}") for cause in self.causes]
@@ -117,6 +135,10 @@ class Report:
             [
                 "torch_tiny",
                 *(f"  {name:<18} {value}" for name, value in head),
+                *_table(
+                    "what failed, and costs speed",
+                    [(f.count, f"{f.kind}: {f.reason}  {f.where}") for f in self.failures],
+                ),
                 *_table("why traces were run", causes),
                 *_table(
                     "why traces were new", [(n.count, f"{n.reason}  {n.where}") for n in self.news]
@@ -160,10 +182,12 @@ def report() -> Report:
 
 
 def _compiled() -> dict[str, Any]:
-    from torch_tiny import _C
+    from torch_tiny import _C, failures
     from torch_tiny.engine import uop
+    from torch_tiny.portable import engine as portable
 
-    counts = uop.Counts() if uop.engine is None else uop.engine.counts
+    engines = [one for one in (uop.engine, portable.engine) if one is not None]
+    counts = [engine.counts for engine in engines]
     plans = [
         Plan(**{**plan, "regions": [Region(**region) for region in plan["regions"]]})
         for device in range(_C.device_count())
@@ -172,11 +196,13 @@ def _compiled() -> dict[str, Any]:
     plans.sort(key=lambda plan: plan.runs, reverse=True)
     return {
         "plans": plans,
-        "compiles": counts.compiles,
-        "cache_hits": counts.cache_hits,
-        "compile_failures": counts.failures,
-        "seconds_compiling": counts.seconds_compiling,
-        "not_lowered": dict(counts.not_lowered),
+        "compiles": sum(count.compiles for count in counts),
+        "cache_hits": sum(count.cache_hits for count in counts),
+        "compile_failures": sum(count.failures for count in counts),
+        "postponed": _C.postponed_jobs(),
+        "failures": failures.listed(),
+        "seconds_compiling": sum(count.seconds_compiling for count in counts),
+        "not_lowered": {op: why for count in counts for op, why in count.not_lowered.items()},
     }
 
 

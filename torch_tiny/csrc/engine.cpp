@@ -50,15 +50,32 @@ std::vector<std::string> Compiler::heard() {
   return std::exchange(heard_, {});
 }
 
-void Compiler::offer(Job job) {
+void Compiler::offer(c10::DeviceIndex device, uint64_t plan, const std::function<Job()>& make) {
   {
     std::lock_guard lock(mutex_);
     if (jobs_.size() >= kMostWaiting) {
+      late_.emplace(device, plan);
+      has_late_ = true;
+      ++postponed;
       return;
     }
+    late_.erase({device, plan});
+    has_late_ = !late_.empty();
+  }
+  auto job = make();
+  {
+    std::lock_guard lock(mutex_);
     jobs_.push_back(std::move(job));
   }
   changed_.notify_one();
+}
+
+bool Compiler::is_due_again(c10::DeviceIndex device, uint64_t plan) {
+  if (C10_LIKELY(!has_late_.load(std::memory_order_relaxed))) {
+    return false;
+  }
+  std::lock_guard lock(mutex_);
+  return jobs_.size() < kMostWaiting && late_.contains({device, plan});
 }
 
 std::optional<Job> Compiler::take(std::chrono::duration<double> patience) {

@@ -13,11 +13,14 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "compiled.h"
 #include "device.h"
+#include "where.h"
 
 namespace tiny {
 
@@ -30,7 +33,8 @@ enum class Mode : uint8_t {
 struct Job {
   c10::DeviceIndex device = 0;
   uint64_t plan = 0;
-  std::string trace;  // see describe.h
+  std::string trace;               // see describe.h
+  std::vector<Where> places = {};  // of its calls
 };
 
 class Compiler {
@@ -47,8 +51,10 @@ class Compiler {
   void hear(std::string trace);
   std::vector<std::string> heard();
 
-  // Drops the job if too many wait already.
-  void offer(Job job);
+  // Too many may wait already: then the plan is remembered, and due again once there is room.
+  void offer(c10::DeviceIndex device, uint64_t plan, const std::function<Job()>& make);
+  bool is_due_again(c10::DeviceIndex device, uint64_t plan);
+  std::atomic<uint64_t> postponed{0};  // how often that happened
   // The next job, or nothing after this long or when woken up.
   std::optional<Job> take(std::chrono::duration<double> patience);
   void wake();
@@ -64,6 +70,8 @@ class Compiler {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Job> jobs_;
+  std::atomic<bool> has_late_{false};
+  std::set<std::pair<c10::DeviceIndex, uint64_t>> late_;  // plans that were not taken
   bool woken_ = false;
   std::vector<std::string> heard_;
 };

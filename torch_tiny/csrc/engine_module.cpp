@@ -11,6 +11,7 @@
 #include "cuda_draws.h"
 #include "engine.h"
 #include "run.h"
+#include "troubles.h"
 
 namespace py = pybind11;
 
@@ -176,6 +177,28 @@ py::list plans(c10::DeviceIndex device) {
   return result;
 }
 
+// "file.py:12" for each call.
+py::list lines_of(const Job& job) {
+  py::list lines;
+  for (const auto& place : job.places) {
+    lines.append(describe(place));
+  }
+  return lines;
+}
+
+py::list listed_troubles() {
+  py::list result;
+  for (const auto& trouble : troubles()) {
+    py::dict one;
+    one["kind"] = trouble.kind;
+    one["reason"] = trouble.reason;
+    one["where"] = describe(trouble.place);
+    one["count"] = trouble.count;
+    result.append(one);
+  }
+  return result;
+}
+
 py::object next_job(double patience) {
   std::optional<Job> job;
   {
@@ -185,16 +208,16 @@ py::object next_job(double patience) {
   if (!job.has_value()) {
     return py::none();
   }
-  return py::make_tuple(job->device, job->plan, job->trace);
+  return py::make_tuple(job->device, job->plan, job->trace, lines_of(*job));
 }
 
-// The callable gets (device, plan, trace) and returns what went wrong.
+// The callable gets (device, plan, trace, lines) and returns what went wrong.
 std::function<std::string(const Job&)> compiling(py::object function) {
   auto* kept = new py::object(std::move(function));  // never dropped: no GIL at exit
   return [kept](const Job& job) -> std::string {
     py::gil_scoped_acquire gil;
     try {
-      return (*kept)(job.device, job.plan, job.trace).cast<std::string>();
+      return (*kept)(job.device, job.plan, job.trace, lines_of(job)).cast<std::string>();
     } catch (py::error_already_set& error) {
       if (error.matches(PyExc_KeyboardInterrupt)) {
         interruption = std::current_exception();
@@ -234,6 +257,22 @@ void bind_engine(py::module& m) {
         return (*kept)(gpu).cast<std::string>();
       } catch (py::error_already_set& error) {
         TORCH_CHECK(false, "random numbers cannot be drawn on this GPU: ", error.what());
+      }
+    });
+  });
+  m.def("postponed_jobs", [] { return Compiler::get().postponed.load(); });
+  m.def("troubles", &listed_troubles);
+  m.def("trouble_count", &trouble_count);
+  m.def("tell_soon", &tell_soon);
+  m.def("set_teller", [](py::object function) {
+    auto* kept = new py::object(std::move(function));  // never dropped: no GIL at exit
+    set_teller([kept] {
+      try {
+        (*kept)();
+        return true;
+      } catch (py::error_already_set& error) {
+        error.restore();
+        return false;
       }
     });
   });

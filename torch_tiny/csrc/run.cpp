@@ -338,17 +338,25 @@ std::string Queue::compile(const Trace& running, const Plan& plan) {
   if (C10_UNLIKELY(compiler.listens.load(std::memory_order_relaxed))) {
     compiler.hear(describe(running, plan));
   }
+  const auto make_job = [&] {
+    Job job{device_, plan.id, describe(running, plan)};
+    for (const auto& call : running.calls) {
+      job.places.push_back(call.where);
+    }
+    return job;
+  };
   if (is_portable(device_)) {
     if (plan.runs == 1) {
-      const auto refused = compiler.compile_portable({device_, plan.id, describe(running, plan)});
+      const auto refused = compiler.compile_portable(make_job());
       const bool is_done = refused.empty() && interruption == nullptr;
       plan.runs = is_done ? 1 : 0;  // else asked again next time
       return refused;
     }
-  } else if (mode == Mode::kAuto && plan.runs == kHot) {
-    compiler.offer({device_, plan.id, describe(running, plan)});
+  } else if (
+      mode == Mode::kAuto && (plan.runs == kHot || compiler.is_due_again(device_, plan.id))) {
+    compiler.offer(device_, plan.id, make_job);
   } else if (mode == Mode::kUop && plan.runs == 1) {
-    const auto refused = compiler.compile_now({device_, plan.id, describe(running, plan)});
+    const auto refused = compiler.compile_now(make_job());
     plan.runs = refused.empty() ? 1 : 0;  // what was refused once is refused again
     return refused;
   }

@@ -11,6 +11,7 @@
 #include "engine.h"
 #include "generator.h"
 #include "host_call.h"
+#include "troubles.h"
 
 namespace tiny {
 namespace {
@@ -171,7 +172,7 @@ void Runner::run_region(Region& region) {
       if (C10_UNLIKELY(compiler.validates.load(std::memory_order_relaxed))) {
         validate(region);
       } else if (!run_compiled(region)) {
-        run_calls(region);
+        run_refused(region);
       }
     } catch (...) {
       for (const auto call : region.calls) {
@@ -188,6 +189,18 @@ void Runner::run_region(Region& region) {
 void Runner::run_calls(const Region& region) {
   for (const auto call : region.calls) {
     run_one(trace_.calls[call]);
+  }
+}
+
+// What kernels refuse raises, usually. Where it does not, their time was wasted.
+void Runner::run_refused(const Region& region) {
+  const bool had_failed = failure != nullptr;
+  run_calls(region);
+  if (!had_failed && failure == nullptr) {
+    note_trouble(
+        "refusal",
+        "compiled code refuses its data: " + region.name,
+        trace_.calls[region.calls.front()].where);
   }
 }
 
@@ -257,7 +270,7 @@ void Runner::validate(const Region& region) {
     }
   }
   if (!run_compiled(region)) {
-    return run_calls(region);
+    return run_refused(region);
   }
   size_t next = 0;
   for (const auto& buffer : region.buffers) {
@@ -403,6 +416,7 @@ void Runner::take_result(const Call& call, size_t index, at::Tensor tensor) {
           tensor.storage().use_count() != 1)) {
     call.signature->stale = true;
     ++relayouts;
+    note_trouble("relayout", "another layout than before: " + call.signature->op->name, call.where);
     tensor = with_layout(tensor, expected, host_);
   }
   const auto slot = call.first_fresh + index;

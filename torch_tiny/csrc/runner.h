@@ -46,6 +46,7 @@ class Runner {
   void run_part(const Call& call, size_t first, size_t last);
   void run_region(Region& region);
   bool run_compiled(const Region& region);
+  void run_refused(const Region& region);
   void run_portable(const Region& region);
   void run_on_host(const Region& region, const std::exception_ptr& why, size_t nbytes);
   std::string number(const RegionBuffer& buffer) const;

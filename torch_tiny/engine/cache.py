@@ -1,26 +1,35 @@
 """Compiled plans on disk: one file each, safe to share, to delete and to find damaged.
 
 A file is a line with the digest of the rest, a line of JSON, and the bytes of a shared object.
-Nothing in it is used unless the file and its folder are ours alone to write and the digest fits.
+Nothing in it is used unless the file and its folder are ours alone to write and the digest fits; it
+is the open file that is looked at, so that nobody can put another in its place meanwhile.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import platform
+import shutil
 import stat
+import subprocess
 import tempfile
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 1 << 30
 _SUFFIX = ".plan"
+_LOOK = 0.05  # seconds between looks whether another process has compiled a plan
 
 
 class PlanFiles:
-    """A folder of compiled plans. Every failure of the disk reads as "not there"."""
+    """A folder of compiled plans. A plan that cannot be read is "not there"."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self._folder = folder
@@ -28,40 +37,79 @@ class PlanFiles:
 
     def load(self, key: str) -> tuple[Any, bytes] | None:
         """The plan and the shared object stored under a key, if there is one and it is sound."""
-        path = self._path(key)
         try:
-            if not (_is_ours(self._folder) and _is_ours(path)):
-                return None
-            digest, _, rest = path.read_bytes().partition(b"\n")
-            if hashlib.sha256(rest).hexdigest().encode() != digest:
-                path.unlink()
-                return None
+            with self._opened() as folder:
+                content = _read(folder, f"{key}{_SUFFIX}")
+                if content is None:
+                    return None
+                digest, _, rest = content.partition(b"\n")
+                if hashlib.sha256(rest).hexdigest().encode() != digest:
+                    os.unlink(f"{key}{_SUFFIX}", dir_fd=folder)
+                    return None
+                os.utime(f"{key}{_SUFFIX}", dir_fd=folder)  # what was used last is dropped last
             plan, _, library = rest.partition(b"\n")
-            os.utime(path)  # what was used last is dropped last
             return json.loads(plan), library
         except (OSError, ValueError):
             return None
 
-    def store(self, key: str, plan: Any, library: bytes) -> bool:
-        """Keep a plan; readers see all of it or nothing. False if the disk would not take it."""
+    def store(self, key: str, plan: Any, library: bytes) -> str:
+        """Keep a plan; readers see all of it or nothing. Why the disk would not take it, or ""."""
         rest = json.dumps(plan).encode() + b"\n" + library
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._opened():
+                pass
             with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
                 try:
                     file.write(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
                     file.close()
-                    Path(file.name).replace(self._path(key))
+                    Path(file.name).replace(self._folder / f"{key}{_SUFFIX}")
                 except OSError:
                     Path(file.name).unlink()
                     raise
             self._drop_oldest()
-        except OSError:
-            return False
-        return True
+        except OSError as error:
+            return f"{self._folder}: {error.strerror or error}"
+        return ""
 
-    def _path(self, key: str) -> Path:
-        return self._folder / f"{key}{_SUFFIX}"
+    def decide(self, key: str, engines: Sequence[str]) -> None:
+        """Note which engine was faster for each region of a plan, if it is still there."""
+        if (found := self.load(key)) is not None:
+            plan, library = found
+            for region, engine in zip(plan["regions"], engines, strict=True):
+                region["engine"] = engine
+            self.store(key, plan, library)
+
+    @contextmanager
+    def alone(self, key: str, ends: threading.Event, patience: float) -> Iterator[None]:
+        """While no other process compiles the same; it waits for `patience` seconds at most."""
+        file = None
+        deadline = time.monotonic() + patience
+        with suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            while file is None and time.monotonic() < deadline and not ends.is_set():
+                with self._opened() as folder:
+                    file = _locked(folder, f"{key}.lock")
+                if file is None:
+                    ends.wait(_LOOK)
+        try:
+            yield
+        finally:
+            if file is not None:
+                with suppress(OSError):
+                    (self._folder / f"{key}.lock").unlink()
+                os.close(file)
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The folder, if it is ours; OSError if not."""
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if not _is_ours(os.fstat(folder)):
+                raise PermissionError(0, "others can write there")
+            yield folder
+        finally:
+            os.close(folder)
 
     def _drop_oldest(self) -> None:
         files = []
@@ -83,7 +131,8 @@ def key_of(trace: str, everything: bool, target: str, threads: int) -> str:
 
     What is faster depends on the number of threads as well.
     """
-    parts = (trace, str(everything), target, str(threads), _code_version(), _processor())
+    made_by = _nvrtc_version() if target.startswith("sm_") else _gcc_version()
+    parts = (trace, str(everything), target, str(threads), _code_version(), made_by, _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -94,21 +143,63 @@ def _code_version() -> str:
 
     root = Path(__file__).parent.parent
     digest = hashlib.sha256(torch.__version__.encode())
+    with suppress(metadata.PackageNotFoundError):
+        digest.update(metadata.version("tinygrad").encode())
     for path in sorted(root.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
 @cache
+def _gcc_version() -> str:
+    """And that of the C library, whose functions are called."""
+    command = [shutil.which("gcc") or "gcc", "--version"]
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        return f"{done.stdout.partition(chr(10))[0]} {' '.join(platform.libc_ver())}"
+    return ""
+
+
+@cache
+def _nvrtc_version() -> str:
+    from torch_tiny.engine import cuda_compile
+
+    return cuda_compile.version()
+
+
+@cache
 def _processor() -> str:
+    """What -march=native looks at; "flags" on x86, "Features" on ARM."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("flags"):
+            if line.startswith(("flags", "Features")):
                 return f"{platform.machine()} {line}"
     return platform.machine()
 
 
-def _is_ours(path: Path) -> bool:
-    status = path.lstat()
+def _read(folder: int, name: str) -> bytes | None:
+    """All of a file in an open folder, if it is a plain one of ours."""
+    how = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    with os.fdopen(os.open(name, how, dir_fd=folder), "rb") as file:
+        status = os.fstat(file.fileno())
+        return file.read() if stat.S_ISREG(status.st_mode) and _is_ours(status) else None
+
+
+def _locked(folder: int, name: str) -> int | None:
+    """An open file that is locked; None if another process has it."""
+    file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file), os.stat(name, dir_fd=folder)):
+            return file
+    except BlockingIOError:
+        pass
+    except FileNotFoundError:  # whoever had it has just unlinked it
+        pass
+    os.close(file)
+    return None
+
+
+def _is_ours(status: os.stat_result) -> bool:
     others = stat.S_IWGRP | stat.S_IWOTH
     return status.st_uid == os.geteuid() and not status.st_mode & others

@@ -46,6 +46,8 @@ FLAGS = (
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fopenmp-simd"),
 )
 
+GCC_SECONDS = 100.0
+
 
 def generate(
     buffers: Sequence[tuple[DType, int]], outputs: Mapping[int, UOp], variant: str = VARIANTS[0]
@@ -68,11 +70,19 @@ def generate(
 
 
 def compile_shared_object(source: str, path: Path) -> None:
-    """One gcc call; raises with gcc's words."""
+    """One gcc call; raises with gcc's words, or TimeoutError."""
     command = ["gcc", *FLAGS, "-x", "c", "-", "-o", str(path), "-lmvec", "-lm"]
-    done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"gcc failed:\n{done.stderr[:2000]}")
+    pipe = subprocess.PIPE
+    gcc = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    try:
+        said, _ = gcc.communicate(source, GCC_SECONDS)
+    except subprocess.TimeoutExpired:
+        gcc.kill()  # and do not wait for what it has started
+        raise TimeoutError(f"gcc did not end within {GCC_SECONDS:.0f} s") from None
+    if gcc.returncode:
+        raise RuntimeError(f"gcc failed with status {gcc.returncode}:\n{said[:2000]}")
+    if path.read_bytes()[:4] != b"\x7fELF":
+        raise RuntimeError("gcc wrote something that is no shared object")
 
 
 def run(program: Program, shared_object: Path, arrays: Sequence[npt.NDArray[np.generic]]) -> None:

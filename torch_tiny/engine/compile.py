@@ -9,7 +9,7 @@ from typing import Any
 
 from torch_tiny.engine.target import Program, Target, target_of
 from torch_tiny.graph import Group, Values, group, values
-from torch_tiny.lower import has_lowering, is_heavy
+from torch_tiny.lower import NoLowering, has_lowering, is_heavy
 from torch_tiny.trace import SCALAR_TYPE_NUMBERS, Call, Tensor, Trace, read_trace
 
 
@@ -22,6 +22,8 @@ class Plan:
     regions: list[dict[str, Any]]
     not_lowered: dict[str, str]
     """Operators that stay calls, and why."""
+    failed: list[tuple[int, str]]
+    """Calls among those that a fault of ours or of tinygrad's keeps out of regions, and which."""
     sources: dict[str, str]
     """The C of each program; a region names its own."""
 
@@ -42,6 +44,7 @@ def compile_trace(
         _steps(trace, groups),
         [compiler.region(g) for g in groups if g.is_region],
         compiler.not_lowered,
+        compiler.failed,
         {g_name(i): _own_source(c.program) for i, c in enumerate(compiler.unique)},
     )
 
@@ -71,6 +74,7 @@ class _Compiler:
         self._target = target
         self._everything = everything
         self.not_lowered: dict[str, str] = {}
+        self.failed: list[tuple[int, str]] = []
         self._refused: set[int] = set()
         self.unique: list[_Candidate] = []
         self._by_key: dict[str, int] = {}
@@ -179,8 +183,10 @@ class _Compiler:
                 self.unique.append(_Candidate(own, list(self._variants(own)), self._guard(own)))
                 self._by_key[key] = len(self.unique) - 1
             self._of_group[one.calls[0].number] = (self._by_key[key], own)
+        except MemoryError:
+            raise
         except Exception as error:  # a bug in a lowering or in tinygrad costs speed, nothing else
-            self._blame(one, f"{type(error).__name__}: {error}")
+            self._blame(one, error)
 
     def _variants(self, own: Values) -> Iterator[Program]:
         """Programs that differ; the first one alone where time matters more than speed."""
@@ -207,19 +213,23 @@ class _Compiler:
             kernel["buffers"] = [b if b >= 0 else b - shift for b in kernel["buffers"]]
         return kernels
 
-    def _blame(self, one: Group, why: str) -> None:
+    def _blame(self, one: Group, why: Exception) -> None:
         """Find the calls that cannot be compiled even alone; all of them if there are none."""
-        alone = [call for call in one.calls if not self._compiles(call)]
-        for call in alone or one.calls:
-            self._refuse(call, why)
+        errors = [(call, self._error_of(call)) for call in one.calls]
+        alone = [(call, error) for call, error in errors if error is not None]
+        for call, error in alone or [(call, why) for call in one.calls]:
+            reason = f"{type(error).__name__}: {error}"
+            self._refuse(call, reason)
+            if not isinstance(error, NoLowering):
+                self.failed.append((call.number, f"{call.op}: {reason}"))
 
-    def _compiles(self, call: Call) -> bool:
+    def _error_of(self, call: Call) -> Exception | None:
         try:
             own = values(self._trace, [call], call.writes)
             self._target.generate(own, own.outputs, self._target.variants[0])
-        except Exception:
-            return False
-        return True
+        except Exception as error:
+            return error
+        return None
 
 
 def _steps(trace: Trace, groups: list[Group]) -> list[tuple[int, int, list[int]]]:

@@ -39,6 +39,16 @@ def compile(source: str, arch: str, *more: str) -> bytes:  # noqa: A001
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
+def version() -> str:
+    """Of NVRTC; "" if there is none."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    try:
+        _check(_nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    except OSError:
+        return ""
+    return f"NVRTC {major.value}.{minor.value}"
+
+
 def why_no_compiler() -> str | None:
     """What is missing; None if there is an NVRTC."""
     try:

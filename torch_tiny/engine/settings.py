@@ -36,9 +36,9 @@ def from_environment() -> Settings:
     )
 
 
-def why_not_compiled() -> str | None:
+def why_not_compiled(target: str = "cpu") -> str | None:
     """What is missing for compiling, and how to get it; None if nothing is."""
-    if shutil.which("gcc") is None:
+    if target == "cpu" and shutil.which("gcc") is None:
         return "no gcc was found: install it (Debian: apt install gcc) to have hot code compiled"
     if importlib.util.find_spec("tinygrad") is None:
         return "tinygrad is not installed: pip install tinygrad==0.14.0 to have hot code compiled"
@@ -51,5 +51,9 @@ def _cache_folder() -> Path | None:
         return None
     if given is not None:
         return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "torch_tiny"
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "torch_tiny"
+    try:
+        return Path.home() / ".cache" / "torch_tiny"
+    except RuntimeError:  # a user without a home
+        return None

@@ -1,5 +1,6 @@
 """What a plan is compiled for: C on cpu memory, CUDA on a GPU. A target is a class here."""
 
+import _ctypes
 import ctypes
 import re
 import time
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from torch_tiny.engine import c_math, codegen, cuda, cuda_renderer
+from torch_tiny.engine.loadable import as_file
 from torch_tiny.graph import Buffer, Values
 from torch_tiny.uops import UOp
 
@@ -80,13 +82,17 @@ class Cpu:
         total = sum(buffer.size * buffer.dtype.itemsize for buffer in buffers)
         if total > _MOST_BYTES_TRIED:
             return [0.0, *(1.0 for _ in tried[1:])]
-        loaded = ctypes.CDLL(str(library))
         arrays = [np.zeros(b.size * b.dtype.itemsize, np.uint8) for b in buffers]
-        return [
-            _seconds(loaded, f"{name}v{k}", program, arrays)
-            for k, program in enumerate(tried)
-            if isinstance(program, codegen.Program)
-        ]
+        with as_file(library.read_bytes()) as path:
+            loaded = ctypes.CDLL(path)
+        try:
+            return [
+                _seconds(loaded, f"{name}v{k}", program, arrays)
+                for k, program in enumerate(tried)
+                if isinstance(program, codegen.Program)
+            ]
+        finally:
+            _ctypes.dlclose(loaded._handle)
 
     def kernels(self, program: Program, prefix: str) -> list[dict[str, Any]]:
         assert isinstance(program, codegen.Program)

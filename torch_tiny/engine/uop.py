@@ -1,23 +1,22 @@
 """The `uop` engine: takes hot traces from the core, has them compiled, and installs the plans."""
 
 import atexit
-import itertools
 import os
-import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from torch_tiny import _C
+from torch_tiny import _C, failures
 from torch_tiny.engine.cache import PlanFiles, key_of
+from torch_tiny.engine.loadable import as_file
 from torch_tiny.engine.settings import Settings, from_environment, why_not_compiled
 from torch_tiny.engine.worker import Worker
 
 _POLL = 0.5  # seconds between looks at what was decided
+_MOST_UNDECIDED = 1024
 
 
 @dataclass
@@ -27,10 +26,23 @@ class Counts:
     compiles: int = 0
     cache_hits: int = 0
     failures: int = 0
+    """Traces that could not be compiled, and calls that a fault keeps out of compiled code."""
     seconds_compiling: float = 0.0
     waiting: int = 0
     not_lowered: dict[str, str] = field(default_factory=dict)
     last_failure: str = ""
+
+    def note_failure(self, reason: str, where: str) -> None:
+        """Count it here, and have the user told."""
+        self.failures += 1
+        self.last_failure = reason
+        failures.note("compile", reason, where)
+
+    def note_plan(self, made: dict[str, Any], lines: list[str]) -> None:
+        """What of a compiled trace stays calls, and why. `lines` are the user's, of each call."""
+        self.not_lowered.update(made["not_lowered"])
+        for call, reason in made["failed"]:
+            self.note_failure(reason, lines[call])
 
 
 class Engine:
@@ -41,10 +53,8 @@ class Engine:
         self.counts = Counts()
         self._files = None if settings.cache is None else PlanFiles(settings.cache)
         self._worker = Worker()
-        self._undecided: dict[tuple[int, int], tuple[str, dict[str, Any], bytes]] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="torch_tiny_")
+        self._undecided: dict[tuple[int, int], str] = {}
         self._ends = threading.Event()
-        self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -65,10 +75,9 @@ class Engine:
         self._thread.start()
 
     def _restart(self) -> None:
-        """In a forked child: threads stay behind, the worker and the folder are the parent's."""
+        """In a forked child: threads stay behind, the worker is the parent's."""
+        self._worker.leave()
         self._worker = Worker()
-        self._folder._finalizer.detach()  # type: ignore[attr-defined]
-        self._folder = tempfile.TemporaryDirectory(prefix="torch_tiny_")
         self._undecided.clear()
         _C.reset_jobs()
         if self._thread is not None:
@@ -93,10 +102,10 @@ class Engine:
             self._thread.join(2 * _POLL)
         self._keep_decisions()
 
-    def _compile_now(self, device: int, plan: int, trace: str) -> str:
+    def _compile_now(self, device: int, plan: int, trace: str, lines: list[str]) -> str:
         """At first sight: compile, or say why not where everything has to be compiled."""
         everything = self.settings.mode == "uop"
-        made = self._try_to_compile(device, plan, trace, everything)
+        made = self._try_to_compile(device, plan, trace, lines, everything)
         if not everything:
             return ""
         if isinstance(made, str):
@@ -109,66 +118,86 @@ class Engine:
         return f"TORCH_TINY_ENGINE=uop: there is no lowering for {refused}" if refused else ""
 
     def _try_to_compile(
-        self, device: int, plan: int, trace: str, everything: bool
+        self, device: int, plan: int, trace: str, lines: list[str], everything: bool
     ) -> dict[str, Any] | str:
         """The plan, or what went wrong: then the trace goes on as it is, and that is counted."""
-        try:
-            return self._compile(device, plan, trace, everything)
-        except Exception as error:  # a worker, a disk, a library: none of them is the program's
-            self.counts.failures += 1
-            self.counts.last_failure = f"{type(error).__name__}: {error}"
-            return self.counts.last_failure
-
-    def _compile(self, device: int, plan: int, trace: str, everything: bool) -> dict[str, Any]:
         target = _target(device)
-        key = key_of(trace, everything, target, torch.get_num_threads())
-        found = None if self._files is None else self._files.load(key)
-        made: dict[str, Any]
-        if found is not None:
-            made, library = found
-            self.counts.cache_hits += 1
-        else:
-            made, library = self._made(trace, everything, target)
-            if self._files is not None:
-                self._files.store(key, made, library)
-        self.counts.not_lowered.update(made["not_lowered"])
-        if made["regions"]:
-            self._install(device, plan, made, library)
-            if any(not region["engine"] for region in made["regions"]):
-                self._undecided[device, plan] = (key, made, library)
+        if missing := why_not_compiled(target):
+            failures.note("missing", missing, "")
+            return missing
+        try:
+            made = self._compile(device, plan, trace, everything, target)
+        except Exception as error:  # a worker, a disk, a library: none of them is the program's
+            reason = f"{type(error).__name__}: {error}"
+            if not self._ends.is_set():
+                self.counts.note_failure(reason, lines[0])
+            return reason
+        self.counts.note_plan(made, lines)
         return made
 
+    def _compile(
+        self, device: int, plan: int, trace: str, everything: bool, target: str
+    ) -> dict[str, Any]:
+        if self._files is None:
+            made, library = self._made(trace, everything, target)
+            self._install(device, plan, made, library)
+            return made
+        key = key_of(trace, everything, target, torch.get_num_threads())
+        with self._files.alone(key, self._ends, self._worker.seconds):
+            found = self._files.load(key)
+            if found is not None and self._fits(device, plan, *found):
+                self.counts.cache_hits += 1
+                made = found[0]
+            else:
+                made, library = self._made(trace, everything, target)
+                if trouble := self._files.store(key, made, library):
+                    failures.note("cache", trouble, "")
+                self._install(device, plan, made, library)
+        if any(not region["engine"] for region in made["regions"]):
+            self._undecided[device, plan] = key
+            if len(self._undecided) > _MOST_UNDECIDED:
+                del self._undecided[next(iter(self._undecided))]
+        return made
+
+    def _fits(self, device: int, plan: int, made: dict[str, Any], library: bytes) -> bool:
+        """Whether a plan from disk could be installed; another system may have left it there."""
+        try:
+            self._install(device, plan, made, library)
+        except RuntimeError:
+            return False
+        return True
+
     def _made(self, trace: str, everything: bool, target: str) -> tuple[dict[str, Any], bytes]:
-        path = Path(self._folder.name) / "library.so"
-        path.unlink(missing_ok=True)
         begin = time.monotonic()
         try:
-            made = self._worker.compile(trace, path, everything, target)
+            made = self._worker.compile(trace, everything, target)
             self.counts.compiles += 1
         finally:
             self.counts.seconds_compiling += time.monotonic() - begin
-        return made, path.read_bytes() if path.exists() else b""
+        return made
 
     def _install(self, device: int, plan: int, made: dict[str, Any], library: bytes) -> None:
-        # A name of its own for each: what is loaded already under a name would be loaded again.
-        path = Path(self._folder.name) / f"{next(self._numbers)}.so"
-        if library:
-            path.write_bytes(library)
-        _C.install(device, plan, str(path) if library else "", made["steps"], made["regions"])
-        path.unlink(missing_ok=True)
+        if not made["regions"]:
+            return
+        if not library:
+            _C.install(device, plan, "", made["steps"], made["regions"])
+            return
+        with as_file(library) as path:
+            _C.install(device, plan, path, made["steps"], made["regions"])
 
     def _keep_decisions(self) -> None:
         """Write which engine was faster beside the kernels, for the next process."""
         if self._files is None:
             return
         for device in {device for device, _ in self._undecided}:
-            for state in _C.plans(device):
-                engines = [region["engine"] for region in state["regions"]]
-                if all(engines) and (device, state["plan"]) in self._undecided:
-                    key, made, library = self._undecided.pop((device, state["plan"]))
-                    for region, engine in zip(made["regions"], engines, strict=True):
-                        region["engine"] = engine
-                    self._files.store(key, made, library)
+            plans = {state["plan"]: state["regions"] for state in _C.plans(device)}
+            for key in [key for key in self._undecided if key[0] == device]:
+                regions = plans.get(key[1])
+                if regions is None:  # the plan was dropped
+                    del self._undecided[key]
+                elif all(region["engine"] for region in regions):
+                    engines = [region["engine"] for region in regions]
+                    self._files.decide(self._undecided.pop(key), engines)
 
 
 def _target(device: int) -> str:
@@ -187,10 +216,10 @@ def install() -> None:
     """Start the engine that the environment asks for."""
     global engine
     settings = from_environment()
-    missing = why_not_compiled()
-    if settings.mode == "uop" and missing is not None:
-        raise RuntimeError(f"TORCH_TINY_ENGINE=uop: {missing}")
-    if settings.mode == "aten" or missing is not None:
+    if settings.mode == "aten":
         return
+    hosts = {_C.device_host(device).partition(":")[0] for device in range(_C.device_count())}
+    if settings.mode == "uop" and (missing := why_not_compiled("cpu" if "cpu" in hosts else "")):
+        raise RuntimeError(f"TORCH_TINY_ENGINE=uop: {missing}")
     engine = Engine(settings)
     engine.start()

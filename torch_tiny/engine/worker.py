@@ -1,20 +1,32 @@
-"""A process that compiles: jobs come on its standard input, answers go to its standard output.
+"""The process that compiles, seen from the program: started when there is something to do.
 
-Each is a line of JSON. A worker that dies, hangs or grows too large takes one job with it.
+Jobs and answers pass through one socket, each a line of JSON; an answer is followed by the bytes of
+a shared object. A worker that dies, hangs or grows too large takes one job with it. It leads a
+group of processes, gcc among them, that ends as a whole: when the program says so, when it has
+ended in whatever way (engine/server.py sees to that), or when a job takes too long.
 """
 
+import fcntl
+import importlib.util
 import json
 import os
-import resource
-import selectors
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 SECONDS = 300.0
 """For one job, the start of the worker included."""
-_MOST_MEMORY = 8 << 30
+_PARTING = 2.0
+"""Seconds for the worker to clear up once it is told to end."""
+_PREFIX = "torch_tiny_worker_"
 
 
 class WorkerError(Exception):
@@ -22,85 +34,215 @@ class WorkerError(Exception):
 
 
 class Worker:
-    """The other end: starts the process when there is something to do."""
+    """Used by one thread at a time; others wait."""
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self.seconds = seconds
+        self._lock = threading.Lock()
+        self._running: _Running | None = None
 
-    def compile(self, trace: str, library: Path, everything: bool, target: str) -> dict[str, Any]:
-        """Have a trace compiled into `library`; the plan. Raises WorkerError."""
-        process = self._started()
-        assert process.stdin is not None
-        job = {"trace": trace, "library": str(library), "everything": everything, "target": target}
-        try:
-            process.stdin.write(json.dumps(job).encode() + b"\n")
-            process.stdin.flush()
-            answer = json.loads(self._line(process))
-        except (OSError, ValueError) as error:
-            self.stop()
-            raise WorkerError(str(error)) from error
+    @property
+    def pid(self) -> int | None:
+        """Of the process, if there is one."""
+        return None if self._running is None else self._running.process.pid
+
+    def compile(self, trace: str, everything: bool, target: str) -> tuple[dict[str, Any], bytes]:
+        """The plan of a trace and the shared object with its kernels. Raises WorkerError."""
+        job = {"trace": trace, "everything": everything, "target": target}
+        with self._lock:
+            running = self._started()
+            try:
+                answer, library = running.ask(job, time.monotonic() + self.seconds)
+            except TimeoutError as error:
+                why = f"no answer within {self.seconds:.0f} s"
+                raise WorkerError(self._ended(why)) from error
+            except (OSError, ValueError) as error:
+                raise WorkerError(self._ended("the worker ended")) from error
+            except BaseException:  # Ctrl-C: the answer to this job must not be taken for the next's
+                self.stop()
+                raise
         if "error" in answer:
             raise WorkerError(answer["error"])
         plan: dict[str, Any] = answer["plan"]
-        return plan
+        return plan, library
 
     def stop(self) -> None:
-        """End the process, whatever it is doing."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        """End the process and all it has started, whatever they are doing."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.end(_PARTING)
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "torch_tiny.engine.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
-                start_new_session=True,  # Ctrl-C is for the program
-            )
-        return self._process
+    def leave(self) -> None:
+        """In a forked child: the process is the parent's."""
+        if self._running is not None:
+            self._running.socket.close()
 
-    def _line(self, process: subprocess.Popen[bytes]) -> bytes:
-        assert process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            if not selector.select(SECONDS):
-                raise OSError(f"no answer within {SECONDS:.0f} s")
-        line = process.stdout.readline()
-        if not line:
-            raise OSError("the worker ended")
-        return line
+    def _started(self) -> "_Running":
+        if self._running is not None and self._running.has_ended():
+            self.stop()
+        if self._running is None:
+            self._running = _Running()
+        return self._running
+
+    def _ended(self, why: str) -> str:
+        """With what the process said last."""
+        if self._running is None:
+            return "the program ends"
+        said = self._running.end(0)
+        self._running = None
+        return f"{why}: {said}" if said else why
 
 
-_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "TORCH_TINY_ENGINE": "aten",  # a worker has no workers
-    "TORCH_TINY_DEVICES": "cpu",
-}
+class _Running:
+    """A process, its socket and its folder."""
 
-
-def main() -> None:
-    """Serve until the input ends."""
-    os.nice(5)
-    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not come between the answers
-    from torch_tiny.engine.compile import compile_trace
-
-    for line in sys.stdin:
-        job = json.loads(line)
+    def __init__(self) -> None:
+        folder, lock = _new_folder()
+        self._folder = folder
+        self.socket, theirs = socket.socketpair()
         try:
-            library = Path(job["library"])
-            plan = compile_trace(job["trace"], library, job["everything"], job["target"])
-            answer: dict[str, Any] = {"plan": vars(plan)}
-        except Exception as error:  # one trace's trouble is not the next one's
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+            with (folder / "errors").open("wb") as errors:
+                self.process = subprocess.Popen(
+                    [*_COMMAND, json.dumps(_paths()), str(folder), str(os.getpid())],
+                    stdin=theirs.fileno(),
+                    stdout=errors,
+                    stderr=errors,
+                    env=_environment(folder),
+                    cwd="/",
+                    pass_fds=[lock],  # for as long as it lives the folder is not swept
+                    start_new_session=True,  # Ctrl-C is for the program
+                )
+        except BaseException:
+            self.socket.close()
+            remove_folder(folder)
+            raise
+        finally:
+            theirs.close()
+            os.close(lock)
+
+    def ask(self, job: dict[str, Any], deadline: float) -> tuple[dict[str, Any], bytes]:
+        self._wait_until(deadline)
+        self.socket.sendall(json.dumps(job).encode() + b"\n")
+        received = bytearray()
+        while (end := received.find(b"\n")) < 0:
+            received += self._more(deadline)
+        answer: dict[str, Any] = json.loads(received[:end])
+        library = received[end + 1 :]
+        while len(library) < answer["bytes"]:
+            library += self._more(deadline)
+        return answer, bytes(library)
+
+    def has_ended(self) -> bool:
+        """Without forgetting its number, which is that of its group."""
+        try:
+            how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            return os.waitid(os.P_PID, self.process.pid, how) is not None
+        except ChildProcessError:  # someone waits for all children of this program
+            return True
+
+    def end(self, patience: float) -> str:
+        """Ask it to, make it, and clear up; what it said last."""
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        deadline = time.monotonic() + patience
+        while not self.has_ended() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.socket.close()
+        said = _last_line(self._folder / "errors")
+        remove_folder(self._folder)
+        return said
+
+    def _more(self, deadline: float) -> bytes:
+        self._wait_until(deadline)
+        if data := self.socket.recv(1 << 20):
+            return data
+        raise ConnectionResetError
+
+    def _wait_until(self, deadline: float) -> None:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        self.socket.settimeout(remaining)
 
 
-if __name__ == "__main__":
-    main()
+# Isolated: no variable of Python's and no current folder say what is imported, nor does `site`.
+_COMMAND = (
+    *(sys.executable, "-I", "-S", *(["-B"] if sys.flags.dont_write_bytecode else [])),
+    "-c",
+    "import json, sys; sys.path += json.loads(sys.argv[1]); "
+    "from torch_tiny.engine.server import main; main(*sys.argv[2:])",
+)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TORCH_TINY_ENGINE": "aten",  # a worker has no workers
+        "TORCH_TINY_DEVICES": "cpu",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "TMPDIR": str(folder),  # of gcc's too: it goes with the worker
+        "PATH": os.pathsep.join(filter(os.path.isabs, os.get_exec_path())),
+    }
+
+
+def _paths() -> list[str]:
+    """Where the worker finds packages, after the standard library: ours first, then the program's.
+
+    But neither the current folder nor that of the program's main file, unless we are there.
+    """
+    needed = [_folder_of(name) for name in ("torch_tiny", "torch", "tinygrad", "numpy")]
+    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
+    unsafe = {os.path.realpath("."), os.path.realpath(os.path.dirname(main_file or "."))}  # noqa: PTH120
+    others = [p for p in sys.path if os.path.isabs(p) and os.path.realpath(p) not in unsafe]  # noqa: PTH117
+    return list(dict.fromkeys([*filter(None, needed), *others]))
+
+
+def _folder_of(package: str) -> str | None:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return str(Path(next(iter(spec.submodule_search_locations))).absolute().parent)
+
+
+def _new_folder() -> tuple[Path, int]:
+    """A folder for gcc, locked by an open file. What killed workers left behind goes first."""
+    _sweep(Path(tempfile.gettempdir()))
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():  # else another process swept it before it was locked
+            return folder, lock
+        os.close(lock)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the folders of workers that have died."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(lock).st_uid == os.geteuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove_folder(folder)
+            finally:
+                os.close(lock)
+
+
+def remove_folder(folder: Path) -> None:
+    """Under another name first, so that a gcc that still runs can put nothing into it."""
+    gone = folder.with_name(f"{folder.name}_gone")
+    with suppress(OSError):
+        folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _last_line(errors: Path) -> str:
+    with suppress(OSError):
+        lines = errors.read_text(errors="replace").strip().splitlines()
+        return lines[-1][:500] if lines else ""
+    return ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torch_tiny import _C
+from torch_tiny import _C, failures
 from torch_tiny.engine import uop
 from torch_tiny.engine.cache import PlanFiles, key_of
 from torch_tiny.engine.settings import from_environment
@@ -126,7 +126,7 @@ class Engine:
 
     # Compiling
 
-    def compile(self, device: int, plan: int, trace: str) -> str:
+    def compile(self, device: int, plan: int, trace: str, lines: list[str]) -> str:
         """Why nothing can run there, if so. What cannot be compiled stays a call on the host."""
         try:
             self._device(device)
@@ -134,34 +134,34 @@ class Engine:
             return f"tiny:{device} ({self._names[device]}) cannot be used: {error}"
         try:
             with self._compiling, self._using(device) as here:
-                self._compile(here, device, plan, trace)
+                self.counts.note_plan(self._compile(here, device, plan, trace), lines)
         except Exception as error:
-            self.counts.failures += 1
-            self.counts.last_failure = f"{type(error).__name__}: {error}"
+            self.counts.note_failure(f"{type(error).__name__}: {error}", lines[0])
             for call in read_trace(trace).calls:
                 self.counts.not_lowered.setdefault(call.op, self.counts.last_failure)
         return ""
 
-    def _compile(self, here: _Device, device: int, plan: int, trace: str) -> None:
+    def _compile(self, here: _Device, device: int, plan: int, trace: str) -> dict[str, Any]:
         target = f"{self._names[device]} {here.opened.describe()}"
         key = key_of(trace, True, target, 1)
         found = None if self._files is None else self._files.load(key)
         if found is not None:
             # A plan may be of another driver's, whose kernels this one does not build.
             with suppress(Exception):
-                self._install(here, device, plan, found[0])
+                loaded: dict[str, Any] = found[0]
+                self._install(here, device, plan, loaded)
                 self.counts.cache_hits += 1
-                return
+                return loaded
         made = self._made(here, trace)
-        if self._files is not None:
-            self._files.store(key, made, b"")
+        if self._files is not None and (trouble := self._files.store(key, made, b"")):
+            failures.note("cache", trouble, "")
         self._install(here, device, plan, made)
+        return made
 
     def _install(self, here: _Device, device: int, plan: int, made: dict[str, Any]) -> None:
         regions = [self._installed(here, region) for region in made["regions"]]
         if regions:
             _C.install(device, plan, "", made["steps"], regions)
-        self.counts.not_lowered.update(made["not_lowered"])
 
     def _made(self, here: _Device, trace: str) -> dict[str, Any]:
         from torch_tiny.engine.compile import compile_trace

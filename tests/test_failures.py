@@ -1,0 +1,99 @@
+"""What costs speed without changing a result is counted, named with the user's line, and told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import needs_cpu_memory, needs_tiny, python
+
+pytestmark = [needs_tiny, needs_cpu_memory]
+
+TRACE = (
+    '{"slots":[[12,0],[12,1],[12,0]],"calls":['
+    '{"op":"aten::sin","args":[["t",0,0,"Float",[3],[1]]],"fresh":1,'
+    '"results":[["Float",[3],[1],0]]},'
+    '{"op":"aten::cos","args":[["t",1,0,"Float",[3],[1]]],"fresh":2,'
+    '"results":[["Float",[3],[1],0]]}]}'
+)
+
+
+def test_a_fault_in_a_lowering_is_no_missing_lowering(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from torch_tiny import graph
+    from torch_tiny.engine.compile import compile_trace
+
+    original = graph.lower
+
+    def faulty(op: str, *args: Any, **kwargs: Any) -> Any:
+        if op == "aten::cos":
+            raise IndexError("a fault")
+        return original(op, *args, **kwargs)
+
+    monkeypatch.setattr(graph, "lower", faulty)
+    plan = compile_trace(TRACE, tmp_path / "library.so")
+    assert plan.failed == [(1, "aten::cos: IndexError: a fault")]
+    assert [region["calls"] for region in plan.regions] == [[0]]
+
+
+def test_a_failed_call_is_counted_at_its_line() -> None:
+    out = python(
+        """
+        import torch, torch_tiny
+        from torch_tiny.engine.uop import Counts
+        counts = Counts()
+        made = {"not_lowered": {}, "failed": [[1, "aten::cos: IndexError: a fault"]]}
+        counts.note_plan(made, ["a.py:1", "b.py:2"])
+        print(counts.failures, *torch_tiny.report().failures)
+        """,
+        provokes="aten::cos: IndexError: a fault",
+    )
+    assert out.startswith("1 Failure(kind='compile'")
+    assert "where='b.py:2', count=1" in out
+
+
+def test_a_warning_that_is_an_error_reaches_the_main_thread() -> None:
+    python(
+        """
+        import threading, time, warnings, torch
+        from torch_tiny import failures
+        warnings.simplefilter("error")
+        try:
+            threading.Thread(target=failures.note, args=("compile", "a fault", "a.py:1")).start()
+            end = time.monotonic() + 60
+            while time.monotonic() < end:
+                pass
+        except failures.FailureWarning as warning:
+            assert "a fault" in str(warning)
+        else:
+            raise AssertionError("no warning")
+        """
+    )
+
+
+@pytest.mark.provokes("relayout")
+def test_a_result_in_another_layout_is_told(recwarn: pytest.WarningsRecorder) -> None:
+    import torch_tiny
+
+    strides = iter([(3, 1), (3, 1), (1, 2), (3, 1)])
+
+    @torch.library.custom_op("test_failures::fickle", mutates_args=(), device_types="cpu")
+    def fickle(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(x.shape, next(strides)).copy_(x)
+
+    @fickle.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(x.shape, (3, 1), device=x.device)
+
+    x = torch.ones(2, 3, device="tiny")
+    for _ in range(4):
+        y = torch.ops.test_failures.fickle(x)
+        assert y.stride() == (3, 1)
+        assert y.sum().item() == 6
+    (failure,) = (f for f in torch_tiny.report().failures if f.kind == "relayout")
+    assert "test_failures::fickle" in failure.reason
+    assert "test_failures.py" in failure.where
+    assert any("a result had to be copied" in str(warning.message) for warning in recwarn)

@@ -1,0 +1,77 @@
+"""What runs in the worker (engine/worker.py): jobs in, answers out, until the program has ended."""
+
+import json
+import os
+import queue
+import resource
+import select
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from torch_tiny.engine.worker import remove_folder
+
+_MOST_MEMORY = 8 << 30
+_LOOK = 1.0  # seconds between looks whether the program lives
+
+
+def main(folder: str, program: str) -> None:
+    """Serve the process of this number, which holds the other end of standard input."""
+    connection = socket.socket(fileno=os.dup(0))
+    os.nice(5)
+    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    given = (connection, jobs, int(program), Path(folder))
+    threading.Thread(target=_receive, args=given, daemon=True).start()
+    _serve(connection, jobs, Path(folder))
+
+
+def _receive(
+    connection: socket.socket, jobs: "queue.SimpleQueue[bytes]", program: int, folder: Path
+) -> None:
+    """A thread of its own, so that the end of the program ends a compile that is under way."""
+    pending = b""
+    while True:
+        if os.getppid() != program:  # its forked children may still hold its end of the socket
+            _end(folder)
+        if not select.select([connection], [], [], _LOOK)[0]:
+            continue
+        data = connection.recv(1 << 20)
+        if not data:
+            _end(folder)
+        *lines, pending = (pending + data).split(b"\n")
+        for line in lines:
+            jobs.put(line)
+
+
+def _serve(connection: socket.socket, jobs: "queue.SimpleQueue[bytes]", folder: Path) -> None:
+    from torch_tiny.engine.compile import compile_trace
+
+    number = 0
+    while True:
+        job = json.loads(jobs.get())
+        number += 1
+        library = folder / f"{number}.so"
+        hangs = False
+        content = b""
+        try:
+            plan = compile_trace(job["trace"], library, job["everything"], job["target"])
+            answer: dict[str, Any] = {"plan": vars(plan)}
+            content = library.read_bytes() if library.exists() else b""
+        except Exception as error:  # one trace's trouble is not the next one's
+            answer = {"error": f"{type(error).__name__}: {error}"}
+            hangs = isinstance(error, TimeoutError)
+        library.unlink(missing_ok=True)
+        answer["bytes"] = len(content)
+        connection.sendall(json.dumps(answer).encode() + b"\n" + content)
+        if hangs:  # gcc may have started what does
+            _end(folder)
+
+
+def _end(folder: Path) -> None:
+    """With everything that was started here."""
+    remove_folder(folder)
+    os.killpg(0, signal.SIGKILL)
