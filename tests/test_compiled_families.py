@@ -41,6 +41,19 @@ def test_parts_of_complex_memory_are_views() -> None:
     compiled(program)
 
 
+@pytest.mark.parametrize("rows", [3, 4, 5, 6])
+@pytest.mark.parametrize("columns", [2, 3, 4, 9])
+def test_complex_rows_trade_places(rows: int, columns: int) -> None:
+    """The rows between them stay: gcc 12 loaded them under the mask of others, and wrote zeros."""
+
+    def program(device: str) -> torch.Tensor:
+        z = complex_numbers(device, rows, 1, columns)
+        z[0], z[-1] = z[-1].clone(), z[0].clone()
+        return z
+
+    compiled(program)
+
+
 def test_complex_gradients() -> None:
     def program(device: str) -> list[torch.Tensor]:
         z = complex_numbers(device, 4, 5).requires_grad_()

@@ -58,6 +58,8 @@ _HALF_BITS: dict[DType, Callable[[float], int]] = {
 
 _REDUCTIONS = {Ops.ADD: "+", Ops.MUL: "*", Ops.OR: "|", Ops.AND: "&"}
 
+_MOST_UNROLLED = 16  # turns of a loop that gcc unrolls before it looks for vectors
+
 
 class Target(Renderer):
     """What tinygrad's lowering has to know about our C: which operators exist."""
@@ -81,6 +83,7 @@ class Function:
     lines: list[str] = field(default_factory=list)
     prototypes: set[str] = field(default_factory=set)
     independent: set[UOp] = field(default_factory=set)
+    scalar: set[UOp] = field(default_factory=set)
     depth: int = 1
     made: int = 0
 
@@ -108,6 +111,7 @@ def render(
     function.uses = Counter(s for u in uops for s in u.src)
     reductions = _reductions(uops)
     function.independent = _independent(uops)
+    function.scalar = _scalar(uops) - function.independent
     for u in uops:
         _render_one(function, u, reductions, divided)
     kinds = {i: _C_NAMES[u.dtype] for u, i in pointers.items()}
@@ -165,6 +169,8 @@ def _render_one(
             first, last = ("begin", "end") if u is divided else ("0", _operand(f, u.src[0]))
             f.emit(f"for ({kind} {i} = {first}; {i} < {last}; {i}++) {{")
             f.depth += 1
+            if u in f.scalar:
+                f.emit('__asm__ volatile("");')
         case Ops.END | Ops.ENDIF:
             f.depth -= 1
             f.emit("}")
@@ -291,6 +297,33 @@ def _independent(uops: Sequence[UOp]) -> set[UOp]:
                 found.add(inner)
             inner = None
     return found
+
+
+def _scalar(uops: Sequence[UOp]) -> set[UOp]:
+    """Short innermost loops that gcc must not unroll into the vectors of the loop around them.
+
+    Where values are chosen by a condition, it loads neighbours under a mask, and takes the mask of
+    the first vector for the others too: gcc 12 writes zeros (its bug 114375 is of the same kind).
+    """
+    short = {u for u in uops if u.op is Ops.RANGE and u.vmax < _MOST_UNROLLED}
+    if not any(_is_choice(u, short) for u in uops):
+        return set()
+    found: set[UOp] = set()
+    inner: UOp | None = None
+    for u in uops:
+        if u.op in (Ops.RANGE, Ops.END):
+            inner = u if u in short else None
+        elif inner is not None and u.op is Ops.STORE and u.src[0].addrspace is not AddrSpace.REG:
+            found.add(inner)
+    return found
+
+
+def _is_choice(u: UOp, known: set[UOp]) -> bool:
+    """Whether it takes one of two values by a condition that the loops in `known` do not settle."""
+    if u.op is Ops.WHERE:
+        asked = u.src[0].toposort()
+        return any(s.op in (Ops.LOAD, Ops.RANGE) and s not in known for s in asked)
+    return u.op is Ops.LOAD and len(u.src) == 3
 
 
 def _reductions(uops: Sequence[UOp]) -> dict[UOp, list[tuple[str, UOp]]]:
