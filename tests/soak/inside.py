@@ -38,13 +38,13 @@ def differences(crew: Crew) -> list[str]:
 
 
 def failures() -> list[str]:
+    """What changes no result, but costs speed."""
     import torch_tiny
-    from torch_tiny.engine import uop
 
-    count = torch_tiny.report().compile_failures
-    assert uop.engine is not None
-    last = uop.engine.counts.last_failure
-    return [f"{count} compiles failed, the last with {last}"] if count else []
+    return [
+        f"{one.kind}, {one.count} times: {one.reason}  {one.where}"
+        for one in torch_tiny.report().failures
+    ]
 
 
 def growth(weights: list[Held]) -> list[str]:

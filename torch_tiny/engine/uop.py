@@ -110,6 +110,8 @@ class Engine:
             return ""
         if isinstance(made, str):
             return f"TORCH_TINY_ENGINE=uop: compiling failed: {made}"
+        if made["failed"]:
+            return f"TORCH_TINY_ENGINE=uop: compiling failed: {made['failed'][0][1]}"
         refused = "; ".join(
             f"{op} ({why})"
             for op, why in sorted(made["not_lowered"].items())
