@@ -18,7 +18,8 @@ from torch_tiny.lower.conditions import all_hold, noted
 from torch_tiny.lower.layout import first_argument
 from torch_tiny.lower.tools import DTYPES
 from torch_tiny.trace import Call, Tensor, Trace, Value
-from torch_tiny.uops import DType, Ops, UOp, buffer_param, dtypes, simplified
+from torch_tiny.uops import DType, Ops, UOp, buffer_param, simplified
+from torch_tiny.uops.wrapping import seal_integers
 from torch_tiny.views import ViewSpec, read, write
 
 MOST_CALLS = 100  # in a region: compile time grows faster than its calls
@@ -209,7 +210,7 @@ class _Evaluation:
             if isinstance(target, Tensor) and value is not None:
                 if _repeats(target.spec) and not _is_one_number(value):
                     raise NoLowering("a write to memory that elements share", call.op)
-                self._write(target, _in_range(value))
+                self._write(target, value)
 
     def _argument(self, call: Call, arg: Any) -> Any:
         if isinstance(arg, list):
@@ -308,15 +309,8 @@ def _is_true(condition: UOp) -> bool:
     """Whether it holds whatever the data."""
     if any(u.op is Ops.PARAM for u in condition.toposort()):
         return False
-    value = simplified(condition).base
+    value = simplified(seal_integers(condition)).base
     return value.op is Ops.CONST and bool(value.arg)
-
-
-def _in_range(value: UOp | Complex) -> UOp | Complex:
-    """tinygrad takes integers for numbers: -x would be below 0, and comparisons folded."""
-    if isinstance(value, UOp) and value.dtype == dtypes.uint8:
-        value = value & UOp.const(255, dtypes.uint8)
-    return value
 
 
 def _part(dtype: torch.dtype) -> torch.dtype:

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <string_view>
@@ -41,10 +42,13 @@ inline uint64_t head(Tag tag, uint64_t low = 0) {
 }
 
 // A few floats can be compiled in, such as the order of a norm; any other is an input of the plan.
+// Their bits are compared: -0.0 is not 0.0.
 inline uint64_t float_class(double value) {
   constexpr auto kInfinity = std::numeric_limits<double>::infinity();
-  constexpr std::array kKnown{0.0, 1.0, -1.0, 2.0, kInfinity, -kInfinity};
-  const auto* found = std::find(kKnown.begin(), kKnown.end(), value);
+  constexpr auto kBits = [](double known) { return std::bit_cast<uint64_t>(known); };
+  constexpr std::array kKnown{
+      kBits(0.0), kBits(1.0), kBits(-1.0), kBits(2.0), kBits(kInfinity), kBits(-kInfinity)};
+  const auto* found = std::find(kKnown.begin(), kKnown.end(), std::bit_cast<uint64_t>(value));
   return found == kKnown.end() ? 0 : static_cast<uint64_t>(found - kKnown.begin()) + 1;
 }
 

@@ -113,8 +113,14 @@ static inline {v} {v}_of({w} x) {{ return __builtin_convertvector(x, {v}); }}
 """
 _OWN = {("exp", dtypes.float32): "tt_expf"}
 
+# A zero that gcc concludes nothing from: others may write it.
+_ZERO = """
+int32_t tt_zero;
+"""
+
 HELPERS = (
-    _COMPARISONS.format(t="float", f="f", n="0x3fffff")
+    _ZERO
+    + _COMPARISONS.format(t="float", f="f", n="0x3fffff")
     + _COMPARISONS.format(t="double", f="", n="0x7ffffffffffff")
     + _HALVES
     + _EXP

@@ -35,21 +35,23 @@ _C_NAMES = {
     dtypes.float32: "float",
     dtypes.float64: "double",
 }
-UNSIGNED = {
-    dtypes.uint8: "uint8_t",  # which C would compute with as int
-    dtypes.int8: "uint8_t",
-    dtypes.int16: "uint16_t",
-    dtypes.int32: "uint32_t",
-    dtypes.int64: "uint64_t",
-}
 
 OPERATORS = {
     Ops.ADD: "+", Ops.SUB: "-", Ops.MUL: "*", Ops.FDIV: "/", Ops.CDIV: "/", Ops.CMOD: "%",
     Ops.AND: "&", Ops.OR: "|", Ops.XOR: "^", Ops.SHL: "<<", Ops.SHR: ">>",
     Ops.CMPLT: "<", Ops.CMPNE: "!=", Ops.CMPEQ: "==",
 }  # fmt: skip
-# Signed overflow is undefined in C and wraps in PyTorch: these go through the unsigned type.
-WRAPPING = {Ops.ADD, Ops.SUB, Ops.MUL, Ops.SHL, Ops.NEG}
+# Signed overflow is undefined in C and wraps in PyTorch: these go through an unsigned type {u}, one
+# that C does not compute with as int.
+_WRAPPING = {
+    "add": "(({t})(({u}){0} + ({u}){1}))",
+    "sub": "(({t})(({u}){0} - ({u}){1}))",
+    "mul": "(({t})(({u}){0} * ({u}){1}))",
+    "shl": "(({t})(({u}){0} << {1}))",
+    "neg": "(({t})-({u}){0})",
+    "wrap": "(({t}){0})",
+}
+WRAPPING = {Ops.ADD: "add", Ops.SUB: "sub", Ops.MUL: "mul", Ops.SHL: "shl", Ops.NEG: "neg"}
 
 _HALF_BITS: dict[DType, Callable[[float], int]] = {
     dtypes.bfloat16: lambda x: int(struct.unpack("<H", struct.pack("<f", x)[2:])[0]),
@@ -134,6 +136,12 @@ def render(
     return text, function.prototypes
 
 
+def wrapping(name: str, dtype: DType, operands: Sequence[str]) -> str:
+    """The C expression for a sealed operator on integers."""
+    unsigned = "uint64_t" if dtype.itemsize == 8 else "uint32_t"
+    return _WRAPPING[name].format(*operands, t=_C_NAMES[dtype], u=unsigned)
+
+
 def c_name(dtype: DType) -> str:
     return _C_NAMES[dtype]
 
@@ -191,9 +199,9 @@ def _render_one(
                 text = f"({_operand(f, u.src[2])} ? {text} : {_operand(f, u.src[1])})"
             _assign(f, u, text, u.src[0].addrspace is AddrSpace.REG and f.uses[u] == 1)
         case _:
-            if any(s in f.from_memory for s in u.src):
-                f.from_memory.add(u)
             name = called_name(u)
+            if name is not None or any(s in f.from_memory for s in u.src):
+                f.from_memory.add(u)
             constant = u.op is Ops.CAST and u.src[0].op is Ops.CONST
             keep = u.op is Ops.WHERE or (name is not None and c_math.is_function(name))
             _assign(f, u, _expression(f, u, name), constant or (f.uses[u] == 1 and not keep))
@@ -218,6 +226,8 @@ def _operand(f: Function, u: UOp) -> str:
 
 
 def _expression(f: Function, u: UOp, name: str | None) -> str:
+    if name is not None and u.dtype in dtypes.ints:
+        return wrapping(name, u.dtype, [_operand(f, s) for s in u.src[:2]])
     if name is not None:
         if c_math.is_function(name):
             f.prototypes.add(c_math.prototype(name, u.dtype))
@@ -226,12 +236,16 @@ def _expression(f: Function, u: UOp, name: str | None) -> str:
         return constant(u.src[0].arg, u.dtype)
     source = [_operand(f, s) for s in u.src]
     kind = _kind(f, u)
-    wraps = u.op in WRAPPING and u.dtype in UNSIGNED and u in f.from_memory
+    if u.op in WRAPPING and u.dtype in dtypes.ints and u in f.from_memory:
+        return wrapping(WRAPPING[u.op], u.dtype, source)
     match u.op:
         case Ops.CAST if u.dtype == dtypes.float16:
             return f"tt_to_half({source[0]})"
         case Ops.CAST if u.src[0].dtype == dtypes.float16:
             return f"tt_from_half({source[0]})"
+        case Ops.CAST if u.dtype in dtypes.ints and u.src[0].dtype in dtypes.floats:
+            # gcc would make trunc of a conversion there and back.
+            return f"(({_C_NAMES[u.dtype]}){source[0]} ^ tt_zero)"
         case Ops.CAST:
             return f"(({kind}){source[0]})"
         case Ops.BITCAST:
@@ -240,7 +254,7 @@ def _expression(f: Function, u: UOp, name: str | None) -> str:
         case Ops.WHERE:
             return "({} ? {} : {})".format(*source)
         case Ops.NEG:
-            return f"(({kind})-({UNSIGNED[u.dtype]}){source[0]})" if wraps else f"(-{source[0]})"
+            return f"(-{source[0]})"
         case Ops.MAX:
             return "({0} < {1} ? {1} : {0})".format(*source)
         case Ops.SQRT | Ops.TRUNC:
@@ -249,11 +263,7 @@ def _expression(f: Function, u: UOp, name: str | None) -> str:
             called = u.op.name.lower()
             f.prototypes.add(c_math.prototype(called, u.dtype))
             return c_math.expression(called, u.dtype, tuple(source))
-    operator = OPERATORS[u.op]
-    if wraps:
-        unsigned = UNSIGNED[u.dtype]
-        return f"(({kind})(({unsigned}){source[0]} {operator} ({unsigned}){source[1]}))"
-    return f"({source[0]} {operator} {source[1]})"
+    return f"({source[0]} {OPERATORS[u.op]} {source[1]})"
 
 
 def constant(value: object, dtype: DType) -> str:

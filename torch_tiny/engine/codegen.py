@@ -31,6 +31,7 @@ from torch_tiny.uops import (
     seal_floats,
     sink_of,
 )
+from torch_tiny.uops.wrapping import seal_integers
 
 Step = Nest | RoutineStep
 
@@ -112,7 +113,7 @@ def scheduled(
 ) -> tuple[list[Step], "Arguments"]:
     """The loops to run, in order, and what their PARAMs are."""
     keep = _is_costly if store_costly else _never
-    calls = schedule(seal_floats(_stores(buffers, outputs)), keep, most_buffers)
+    calls = schedule(_sealed(_stores(buffers, outputs)), keep, most_buffers)
     arguments = Arguments()
     return _without_copies([_step(c, arguments) for c in calls], arguments.kept()), arguments
 
@@ -154,6 +155,10 @@ def _stores(buffers: Sequence[tuple[DType, int]], outputs: Mapping[int, UOp]) ->
             value = value.src[0]
         stores.append(target.after(target.reshape(value.shape).store(value)))
     return sink_of(*stores)
+
+
+def _sealed(sink: UOp) -> UOp:
+    return seal_floats(seal_integers(sink))
 
 
 def _never(value: UOp) -> bool:  # noqa: ARG001

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch_tiny.engine import c_math, c_renderer
-from torch_tiny.engine.c_renderer import OPERATORS, UNSIGNED, WRAPPING, c_name
+from torch_tiny.engine.c_renderer import OPERATORS, WRAPPING, c_name, wrapping
 from torch_tiny.engine.cuda_shape import (
     ACROSS,
     COMBINE,
@@ -186,7 +186,7 @@ def _render_one(f: _Function, u: UOp) -> None:
         case Ops.LOAD:
             _load(f, u)
         case _:
-            if any(s in f.from_memory for s in u.src):
+            if called_name(u) is not None or any(s in f.from_memory for s in u.src):
                 f.from_memory.add(u)
             _assign(f, u, _expression(f, u))
 
@@ -371,9 +371,12 @@ def _expression(f: _Function, u: UOp) -> str:
     kind = c_name(u.dtype)
     if name is None and u.op in (Ops.SQRT, Ops.TRUNC, Ops.EXP2, Ops.LOG2, Ops.SIN):
         name = u.op.name.lower()
+    if name is not None and u.dtype in dtypes.ints:
+        return wrapping(name, u.dtype, source)
     if name is not None:
         return c_math.expression(name, u.dtype, source).replace("__builtin_", "")
-    wraps = u.op in WRAPPING and u.dtype in UNSIGNED and u in f.from_memory
+    if u.op in WRAPPING and u.dtype in dtypes.ints and u in f.from_memory:
+        return wrapping(WRAPPING[u.op], u.dtype, source)
     match u.op:
         case Ops.CAST if u.dtype in _HALVES:
             return f"tt_to_{_HALVES[u.dtype]}({source[0]})"
@@ -386,14 +389,10 @@ def _expression(f: _Function, u: UOp) -> str:
         case Ops.WHERE:
             return "{} ? {} : {}".format(*source)
         case Ops.NEG:
-            return f"({kind})-({UNSIGNED[u.dtype]}){source[0]}" if wraps else f"-{source[0]}"
+            return f"-{source[0]}"
         case Ops.MAX:
             return "{0} < {1} ? {1} : {0}".format(*source)
-    operator = OPERATORS[u.op]
-    if wraps:
-        unsigned = UNSIGNED[u.dtype]
-        return f"({kind})(({unsigned}){source[0]} {operator} ({unsigned}){source[1]})"
-    return f"{source[0]} {operator} {source[1]}"
+    return f"{source[0]} {OPERATORS[u.op]} {source[1]}"
 
 
 def _combined(f: _Function, u: UOp, operator: str) -> str:

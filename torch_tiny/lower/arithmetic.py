@@ -1,9 +1,10 @@
 """Arithmetic on operands of one dtype, right for NaN, zero divisors and small integers."""
 
+import math
 from typing import Literal
 
 from torch_tiny.lower.conditions import require
-from torch_tiny.lower.promote import is_float
+from torch_tiny.lower.promote import HALVES, is_float
 from torch_tiny.lower.tools import full_like
 from torch_tiny.uops import UOp, call, dtypes
 
@@ -119,6 +120,32 @@ def fmod(a: UOp, b: UOp) -> UOp:
     return call("fmod", a, b) if is_float(a.dtype) else _int_remainder(a, b, floor=False)
 
 
+def next_after(a: UOp, b: UOp) -> UOp:
+    """call("nextafter") is in the type that the halves are computed in."""
+    if a.dtype not in HALVES:
+        return call("nextafter", a, b)
+    moved = _next_half(a, a < b) if a.dtype == dtypes.float16 else _next_bfloat(a, b)
+    return (is_nan(a) | is_nan(b)).where(a + b, a.eq(b).where(b, moved))
+
+
+def _next_half(a: UOp, up: UOp) -> UOp:
+    """More than half a step on, rounded; at a power of two the step down is half as long."""
+    x = a.cast(dtypes.float32)
+    exponent = (x.bitcast(dtypes.int32) >> 23) & 255
+    step = ((maximum(exponent, full_like(exponent, 113)) - 10) << 23).bitcast(dtypes.float32)
+    moved = x + up.where(step * 0.6, step * -0.6)
+    infinite = absolute(x).eq(math.inf)
+    return infinite.where(call("copysign", full_like(x, 65504.0), x), moved).cast(a.dtype)
+
+
+def _next_bfloat(a: UOp, b: UOp) -> UOp:
+    """Numbers that follow each other in size do so as integers too."""
+    bits, sign = (x.bitcast(dtypes.int16).cast(dtypes.int32) for x in (a, b))
+    moved = (a < b).eq(a > 0).where(bits + 1, bits - 1)
+    moved = a.eq(0).where((sign & -0x8000) | 1, moved)
+    return moved.cast(dtypes.int16).bitcast(a.dtype)
+
+
 def int_power(x: UOp, exponent: int) -> UOp:
     """Repeated squares; a negative power of an integer is 0 unless it is 1 or -1."""
     if exponent < 0:
@@ -135,7 +162,7 @@ def int_power(x: UOp, exponent: int) -> UOp:
 
 def int_power_by(x: UOp, exponent: UOp) -> UOp:
     """The same for an exponent of the data below 64: its bits say which squares count."""
-    plain = absolute(x) <= 1
+    plain = (x <= 1) & (x >= -1) if x.dtype != dtypes.uint8 else x <= 1
     require(plain | (exponent < 64))
     result, square = full_like(x, 1), x
     for bit in range(6):

@@ -17,6 +17,7 @@ from torch_tiny.lower.arithmetic import (
     maximum,
     minimum,
     mul,
+    next_after,
     remainder,
     shift,
     sigmoid,
@@ -34,7 +35,7 @@ from torch_tiny.lower.promote import (
     math_dtype,
     result_dtype,
 )
-from torch_tiny.lower.tools import Rule, full_like, select, to_dtype
+from torch_tiny.lower.tools import Rule, broadcast, full_like, to_dtype
 from torch_tiny.uops import DType, UOp, call, dtypes
 
 Unary = Callable[[UOp], UOp]
@@ -326,7 +327,7 @@ TABLE: dict[str, Rule] = {
     "fmin": _binary(lambda a, b: call("fmin", a, b) if is_float(a.dtype) else minimum(a, b)),
     "atan2": _binary_float(lambda a, b: call("atan2", a, b)),
     "hypot": _binary(lambda a, b: call("hypot", a, b)),
-    "nextafter": lambda a, b: call("nextafter", a, b),
+    "nextafter": lambda a, b: next_after(*broadcast(a, b)),
     "copysign.Tensor": _copysign,
     "copysign.Scalar": _copysign,
     "logaddexp": _binary(_logaddexp("exp", lambda x: call("log1p", x))),
@@ -338,9 +339,7 @@ TABLE: dict[str, Rule] = {
         ("special_xlog1py", "special_xlog1py.self_scalar", "special_xlog1py.other_scalar"),
         _binary_float(_xlogy("log1p")),
     ),
-    "heaviside": lambda a, b: select(
-        is_nan(a), a, (a > 0).where(full_like(a, 1), (a < 0).where(full_like(a, 0), b))
-    ),
+    "heaviside": lambda a, b: a.eq(0).where(b, cast(a > 0, a.dtype)),
     **_both("eq", _compared(lambda a, b: a.eq(b))),
     **_both("ne", _compared(lambda a, b: a.ne(b))),
     **_both("lt", _compared(less)),

@@ -109,7 +109,7 @@ def pad(x: UOp, widths: Sequence[tuple[int, int]], value: Number = 0) -> UOp:
     if not any(lo or hi for lo, hi in grown):
         return x
     padded = x.pad(tuple(grown))
-    if not isinstance(value, Lifted) and value == 0:
+    if not isinstance(value, Lifted) and value == 0 and math.copysign(1, value) > 0:
         return padded
     inside = full_like(x, True, dtypes.bool).pad(tuple(grown))
     return inside.where(padded, as_uop(value, x.dtype))

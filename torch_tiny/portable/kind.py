@@ -132,7 +132,7 @@ class Kind:
             return None
         own, unsigned = self.integers[dtype]
         left, right = f"({unsigned}){{0}}", f"({unsigned}){{1}}"
-        texts = {"neg": f"-{left}", "<<": f"{left}<<{{1}}", "/": "{0}/{1}"}
+        texts = {"neg": f"-{left}", "<<": f"{left}<<{{1}}", "/": "{0}/{1}", "wrap": left}
         text = texts.get(operator, f"{left}{operator}{right}")
         if dtype in (dtypes.int8, dtypes.int16):
             # Converting alone is not enough: NVIDIA's OpenCL makes -(-32768) positive.
@@ -177,6 +177,7 @@ C_FUNCTIONS: dict[str, str] = {
     "fmax": "(({0} < {1}) || ({0} != {0}) ? {1} : {0})",
     "fmin": "(({1} < {0}) || ({0} != {0}) ? {1} : {0})",
     "nearbyint": "rint({0})",
+    "integer": "({0} >= -2147483648.0f && {0} < 2147483648.0f ? (int)({0}) : (-2147483647 - 1))",
     **{name: f"{name}({{0}})" for name in C_UNARY},
     **{name: f"{name}({{0}}, {{1}})" for name in C_BINARY},
 }

@@ -29,6 +29,7 @@ OPERATORS = {
     "trunc": "trunc({0})",
     "fabs": "abs({0})",
     "rint": "round({0})",
+    "integer": "select(-2147483647 - 1, i32({0}), {0} >= -2147483648.0 && {0} < 2147483648.0)",
     "nearbyint": "round({0})",
 }
 
@@ -42,7 +43,7 @@ _SMALL = {
     dtypes.uint8: "(u32({0})&255u)",
     dtypes.uint16: "(u32({0})&65535u)",
 }
-_INTEGERS = {"cast": "{0}", "neg": "(0 - {0})", "<<": "({0}<<u32({1}))"}
+_INTEGERS = {"cast": "{0}", "wrap": "{0}", "neg": "(0 - {0})", "<<": "({0}<<u32({1}))"}
 
 BY_NAME = {
     text.partition("(")[0]: f"fn {text.strip()}"

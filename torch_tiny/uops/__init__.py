@@ -1,6 +1,7 @@
 """The one door to tinygrad: UOps, passes, and float operators that its algebra leaves alone."""
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,6 +95,7 @@ __all__ = [
     "called_name",
     "combined",
     "dtypes",
+    "factor",
     "flatten_kernel",
     "graph_rewrite",
     "half_casts",
@@ -101,10 +103,12 @@ __all__ = [
     "lower_kernel",
     "move_gates",
     "native_half_casts",
+    "repeated_sums",
     "routine_of",
     "routine_results",
     "schedule",
     "seal_floats",
+    "sealed",
     "simplified",
     "sink_of",
     "stride",
@@ -142,7 +146,7 @@ def call(name: str, *operands: UOp | float) -> UOp:
     dtype = next(x.dtype for x in uops if x.dtype in dtypes.floats)
     if dtype in _HALVES:
         return call(name, *(x.cast(dtypes.float32) for x in uops)).cast(dtype)
-    return _sealed(name, dtype, uops)
+    return sealed(name, dtype, uops)
 
 
 def called_name(u: UOp) -> str | None:
@@ -157,7 +161,7 @@ def called_name(u: UOp) -> str | None:
 
 def combined(name: str, x: UOp) -> UOp:
     """What the threads of a group make of their x together; `called_name` gives the name."""
-    return _sealed(name, x.dtype, (x,))
+    return sealed(name, x.dtype, (x,))
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,7 @@ def schedule(sink: UOp, keep: Callable[[UOp], bool], most_buffers: int = 0) -> t
     sink = run_rangeify(sink)
     staged = (u.src[0] for u in sink.toposort() if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE)
     uses = Counter(stage.src[1:] for stage in staged)  # its loops are what identifies a STAGE
-    passes = symbolic + pm_reduce_simplify + pm_const_buffer_folding + _inlining
+    passes = symbolic + repeated_sums + pm_reduce_simplify + pm_const_buffer_folding + _inlining
     sink = graph_rewrite(sink, passes, ctx=_Stages(uses, keep))
     if most_buffers:
         numbers = (u.arg[0] for u in sink.toposort() if u.op is Ops.RANGE)
@@ -266,7 +270,8 @@ def lower_kernel(
     sink = graph_rewrite(sink, sym + pm_flatten_range)
     sink = shape(graph_rewrite(sink, pm_flatten_range + merge_ranges, ctx={}))
     sink = graph_rewrite(
-        sink, sym + pm_move_where_on_load + pm_flatten_range + pm_reduce_unparented
+        sink,
+        sym + pm_move_where_on_load + pm_flatten_range + repeated_sums + pm_reduce_unparented,
     )
     sink = graph_rewrite(sink, mop_cleanup + _accumulators, ctx=itertools.count())
     sink = graph_rewrite(sink, symbolic_simple + pm_expand_broadcast + pm_add_loads)
@@ -304,10 +309,11 @@ def _rewritten(u: UOp, passes: PatternMatcher, bottom_up: bool = False) -> UOp:
     return result
 
 
-def _sealed(name: str, dtype: DType, operands: tuple[UOp, ...]) -> UOp:
+def sealed(name: str, dtype: DType, operands: Sequence[UOp]) -> UOp:
+    """An operator on one or two operands that no rule knows; `called_name` gives the name."""
     # MULACC is an elementwise op that no rule of tinygrad's touches unless a renderer asks for it.
     # The mark is never constant, so that it is not folded as a*b+c either.
-    mark = UOp(Ops.SPECIAL, dtype, (UOp.const(2.0, dtype),), name)
+    mark = UOp(Ops.SPECIAL, dtype, (UOp.const(2, dtype),), name)
     return UOp(Ops.MULACC, dtype, (operands[0], operands[-1], mark))
 
 
@@ -341,7 +347,7 @@ def _constant(u: UOp) -> float | None:
     return float(u.arg) if u.op is Ops.CONST and isinstance(u.arg, (int, float)) else None
 
 
-def _factor(u: UOp, value: float) -> UOp | None:
+def factor(u: UOp, value: float) -> UOp | None:
     """x, where u is x*value."""
     if u.op is Ops.MUL:
         for x, c in (u.src, u.src[::-1]):
@@ -363,7 +369,7 @@ def _seal_one(u: UOp) -> UOp | None:
         return wide.cast(u.dtype)
     name, operands = SEALED[u.op], u.src
     if u.op is Ops.MUL:
-        negated = _factor(u, -1.0)
+        negated = factor(u, -1.0)
         if negated is not None:
             name, operands = "neg", (negated,)
         elif u.src[1].op is Ops.RECIPROCAL:
@@ -375,12 +381,12 @@ def _seal_one(u: UOp) -> UOp | None:
                 is_ln2 = abs((_constant(c) or 0.0) - _LN2) < 1e-7
                 if log2.op is Ops.LOG2 and is_ln2 and log2.shape == u.shape:
                     name, operands = "log", log2.src
-    elif u.op is Ops.ADD and (right := _factor(u.src[1], -1.0)) is not None:
+    elif u.op is Ops.ADD and (right := factor(u.src[1], -1.0)) is not None:
         name, operands = "sub", (u.src[0], right)
-    elif u.op is Ops.EXP2 and (power := _factor(u.src[0], 1 / _LN2)) is not None:
+    elif u.op is Ops.EXP2 and (power := factor(u.src[0], 1 / _LN2)) is not None:
         name, operands = "exp", (power,)
     operands = tuple(s if s.dtype in dtypes.weaks else s.cast(u.dtype) for s in operands)
-    return _sealed(name, u.dtype, operands)
+    return sealed(name, u.dtype, operands)
 
 
 def _seal_reduce(r: UOp) -> UOp | None:
@@ -414,6 +420,26 @@ _seal = PatternMatcher(
         (UPat(Ops.REDUCE, name="r"), _seal_reduce),
     ]
 )
+
+
+def _repeated(r: UOp) -> UOp | None:
+    """A sum of n times the same float: tinygrad's is the product alone, which may be -0.0."""
+    if r.arg[0] is not Ops.ADD or any(loop in r.src[0].ranges for loop in r.src[1:]):
+        return None
+    count = math.prod(int(loop.vmax) + 1 for loop in r.src[1:])
+    product = sealed("mul", r.dtype, (r.src[0], UOp.const(float(count), r.dtype)))
+    return sealed("add", r.dtype, (UOp.const(0.0, r.dtype), product))
+
+
+repeated_sums = PatternMatcher(
+    [
+        (
+            UPat(Ops.REDUCE, (dtypes.float32, dtypes.float64), (UPat(), UPat()), name="r",
+                 allow_any_len=True),
+            _repeated,
+        )
+    ]
+)  # fmt: skip
 
 
 @dataclass

@@ -67,8 +67,9 @@ from torch_tiny.uops import (
     dtypes,
     graph_rewrite,
     move_gates,
+    repeated_sums,
 )
-from torch_tiny.uops.integers import Spelling, long_arithmetic, wrapped
+from torch_tiny.uops.integers import Spelling, long_arithmetic, plain_longs, spelled, wrapped
 from torch_tiny.uops.merge import merge_ranges
 from torch_tiny.uops.threads import arranged
 
@@ -136,9 +137,9 @@ def render_linear(uops: Sequence[UOp], renderer: Renderer, name: str, uniform: s
     """
     new: dict[UOp, UOp] = {}
 
-    def spelled(u: UOp) -> UOp:
+    def written(u: UOp) -> UOp:
         if u not in new:
-            src = u.src if u.op in (Ops.PARAM, Ops.BUFFER) else tuple(spelled(s) for s in u.src)
+            src = u.src if u.op in (Ops.PARAM, Ops.BUFFER) else tuple(written(s) for s in u.src)
             if u.op is Ops.CONST:
                 new[u] = UOp.cconst(u.arg, u.dtype)
             elif u.op in _PLAIN:
@@ -149,7 +150,7 @@ def render_linear(uops: Sequence[UOp], renderer: Renderer, name: str, uniform: s
 
     out: list[UOp] = []
     for u in uops:
-        one = spelled(u)
+        one = written(u)
         out += [s for s in one.src if s.op is Ops.CAST and s.src[0].op is Ops.CONST]
         out.append(one)
     # A load that is used once would be written where it is used, after what was stored meanwhile.
@@ -188,6 +189,8 @@ def _open(ctx: _Opening, u: UOp) -> UOp | None:
     called = called_name(u)
     if called is None:
         return None
+    if u.dtype in dtypes.ints:
+        return spelled(u, called, ctx.integer)
     ctx.calls.add(called)
     return UOp(Ops.CUSTOM, u.dtype, u.src[:2], ctx.template(called, u.dtype))
 
@@ -200,9 +203,19 @@ def _differ(ctx: _Opening, u: UOp) -> UOp | None:
     return UOp(Ops.CUSTOM, dtypes.bool, src, ctx.template("differ", src[0].dtype))
 
 
+def _convert(ctx: _Opening, x: UOp) -> UOp:
+    """What no integer is near becomes the lowest one, as x86 does it; languages leave it open."""
+    x = x.cast(dtypes.float32) if x.dtype.itemsize == 2 else x
+    return UOp(Ops.CUSTOM, dtypes.int32, (x,), ctx.template("integer", x.dtype))
+
+
 # NaN differs from everything, which not every language's != says.
 _opened = PatternMatcher(
-    [(UPat(Ops.MULACC, name="u"), _open), (UPat(Ops.CMPNE, name="u"), _differ)]
+    [
+        (UPat(Ops.MULACC, name="u"), _open),
+        (UPat(Ops.CMPNE, name="u"), _differ),
+        (UPat(Ops.CAST, dtypes.int32, (UPat.var("x", dtypes.floats),)), _convert),
+    ]
 )
 
 
@@ -236,11 +249,12 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     sink = graph_rewrite(sink, pm_load_collapse)
     sink = graph_rewrite(sink, pm_split_ranges + pm_flatten_range, ctx={})
     # Before loops are unrolled: a sum over a loop that its terms do not depend on is a product.
-    sink = graph_rewrite(sink, sym + pm_flatten_range + pm_reduce_unparented)
+    sink = graph_rewrite(sink, sym + pm_flatten_range + repeated_sums + pm_reduce_unparented)
     sink = graph_rewrite(sink, pm_flatten_range + merge_ranges, ctx={})
     sink = arranged(sink, renderer, sink.arg.name)
     sink = graph_rewrite(
-        sink, sym + pm_move_where_on_load + pm_flatten_range + pm_reduce_unparented
+        sink,
+        sym + pm_move_where_on_load + pm_flatten_range + repeated_sums + pm_reduce_unparented,
     )
     sink = graph_rewrite(sink, expander2, ctx=build_range_map(sink))
     sink = graph_rewrite(sink, mop_cleanup + pm_reduce_local, ctx=ReduceContext())
@@ -260,6 +274,8 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     late = early + get_late_rewrite_patterns(operators, False)
     sink = graph_rewrite(sink, early)
     if dtypes.int64 not in renderer.supported_dtypes():
+        # Where nobody reads a value its words are none: that has to get out of operators first.
+        sink = graph_rewrite(sink, symbolic_simple + plain_longs)
         sink = graph_rewrite(sink, long_arithmetic)
     sink = graph_rewrite(sink, pm_dtype_decomps + pm_commit_weak, ctx=(set(), renderer))
     sink = graph_rewrite(sink, late, ctx=renderer)

@@ -7,7 +7,7 @@ there are no 64 bits, what tinygrad's emulation does slowly or wrongly is a call
 from collections.abc import Callable
 from typing import cast
 
-from torch_tiny.uops import DType, Ops, PatternMatcher, UOp, UPat, dtypes
+from torch_tiny.uops import DType, Ops, PatternMatcher, UOp, UPat, called_name, dtypes
 
 Spelling = Callable[[str, DType], str | None]
 """The text of an operator on {0} and {1} that wraps around; None where the language's own does."""
@@ -42,6 +42,53 @@ def wrapped(sink: UOp, spelling: Spelling) -> UOp:
             typed = (s.cast(u.dtype) if s.dtype in dtypes.weaks else s for s in src)
             new[u] = UOp(Ops.CUSTOM, u.dtype, tuple(typed), text)
     return new[sink]
+
+
+def around(value: int, dtype: DType) -> int:
+    """A number as the type holds it."""
+    low, high = int(dtype.min), int(dtype.max)
+    return (value - low) % (high - low + 1) + low
+
+
+def spelled(u: UOp, name: str, spelling: Spelling) -> UOp:
+    """The operator that was sealed by that name, as text if there is one.
+
+    Of constants it is one: WGSL has no kernel in which they overflow.
+    """
+    typed = tuple(s.cast(u.dtype) if s.dtype in dtypes.weaks else s for s in u.src[:2])
+    if all(s.op is Ops.CONST for s in typed):
+        return cast(
+            UOp, UOp.const(around(_VALUES[name](*(int(s.arg) for s in typed)), u.dtype), u.dtype)
+        )
+    operator = name if name == "wrap" else _OPERATORS[_PLAIN[name]]
+    text = spelling(operator, u.dtype) or _TEXTS.get(name)
+    return _plain(u, name) if text is None else UOp(Ops.CUSTOM, u.dtype, typed, text)
+
+
+_VALUES: dict[str, Callable[[int, int], int]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "shl": lambda a, b: a << b,
+    "neg": lambda a, _: -a,
+    "wrap": lambda a, _: a,
+}
+_PLAIN = {"add": Ops.ADD, "sub": Ops.SUB, "mul": Ops.MUL, "shl": Ops.SHL, "neg": Ops.NEG}
+# Where the language's own wrap around; tinygrad would still take them for numbers.
+_TEXTS = {
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "neg": "(0 - {0})",
+    "wrap": "({0})",
+}
+
+
+def _plain(u: UOp, name: str) -> UOp:
+    typed = tuple(s.cast(u.dtype) if s.dtype in dtypes.weaks else s for s in u.src[:2])
+    if name == "wrap":
+        return typed[0]
+    return UOp(_PLAIN[name], u.dtype, typed[:1] if name == "neg" else typed)
 
 
 def _spelled(u: UOp, spelling: Spelling) -> str | None:
@@ -97,6 +144,15 @@ long_arithmetic = PatternMatcher(
         (UPat(Ops.CAST, dtypes.floats, (UPat.var("x", _LONGS),), name="u"), _to_float),
     ]
 )
+
+
+def _opened(u: UOp) -> UOp | None:
+    name = called_name(u)
+    return None if name is None else _plain(u, name)
+
+
+# Their words are unsigned, and wrap around by themselves.
+plain_longs = PatternMatcher([(UPat(Ops.MULACC, _LONGS, name="u"), _opened)])
 
 
 def _words(x: UOp) -> tuple[UOp, UOp]:

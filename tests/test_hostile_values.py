@@ -1,0 +1,147 @@
+"""Values at the limits of their types, with everything compiled; see tests/hostile."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from harness import needs_cpu_memory, needs_tiny, why_no_portable
+from torch.nn import functional as F
+from util import DEVICE
+
+pytestmark = [needs_tiny, needs_cpu_memory, pytest.mark.usefixtures("everything_compiled")]
+
+NAN, INF = float("nan"), float("inf")
+FLOATS = [NAN, INF, -INF, 0.0, -0.0, 3e9, -3e9, 0.5, -0.5, 1.5, -1.5, 2.0**31, -(2.0**31)]
+
+
+def agree(program: Callable[[str], torch.Tensor]) -> None:
+    """Bit by bit, three times: the first call of a kind runs on PyTorch's kernels."""
+    expected = program("cpu")
+    for _ in range(3):
+        ours = program(DEVICE)
+        torch.tiny.synchronize()
+        got = ours.cpu()
+        assert got.dtype == expected.dtype and got.shape == expected.shape
+        same = (got == expected) | (got.isnan() & expected.isnan())
+        if got.is_floating_point():
+            same &= (got.signbit() == expected.signbit()) | got.isnan()
+        assert same.all(), f"{got[~same]}, not {expected[~same]}"
+
+
+@pytest.fixture(params=["loaded", "computed"])
+def source(request: pytest.FixtureRequest) -> Iterator[Callable[..., torch.Tensor]]:
+    """The same numbers from memory, and computed in the region, so that no memory holds them."""
+
+    def numbers(device: str, value: int, dtype: torch.dtype) -> torch.Tensor:
+        if request.param == "loaded":
+            return torch.full((64,), value, dtype=dtype).to(device)
+        return torch.full((64,), value, dtype=dtype, device=device)
+
+    yield numbers
+
+
+def test_a_comparison_shifted_into_the_sign() -> None:
+    x = torch.linspace(-1, 1, 64)
+    agree(lambda d: (((x.to(d) > 0).int() << 31) < 0).sum())
+
+
+def test_positions_squared_wrap_around() -> None:
+    agree(lambda d: torch.arange(70000, dtype=torch.int32, device=d).square().double())
+
+
+def test_positions_as_a_small_type_wrap_around() -> None:
+    agree(lambda d: (torch.arange(300, device=d).to(torch.int8) < 0).sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_one_more_than_the_largest(source: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
+    top = torch.iinfo(dtype).max
+    agree(lambda d: (source(d, top, dtype) + 1) < 1)
+    agree(lambda d: (source(d, top, dtype) * 3 - 7).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_the_lowest_has_no_negative(
+    source: Callable[..., torch.Tensor], dtype: torch.dtype
+) -> None:
+    low = torch.iinfo(dtype).min
+    agree(lambda d: -source(d, low, dtype) < 0)
+    agree(lambda d: source(d, low, dtype).abs() < 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+def test_powers_of_the_lowest(source: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
+    low = torch.iinfo(dtype).min
+    exponents = torch.arange(64).to(dtype)
+    agree(lambda d: source(d, low, dtype) ** 3)
+    agree(lambda d: source(d, low, dtype) ** exponents.to(d))
+    agree(lambda d: source(d, low + 1, dtype) ** exponents.to(d))
+
+
+def test_negative_bytes_and_complements() -> None:
+    agree(lambda d: -torch.arange(9, dtype=torch.uint8, device=d) > 100)
+    agree(lambda d: ~torch.arange(9, dtype=torch.uint8, device=d) > 100)
+
+
+def test_sums_of_small_types_wrap_around() -> None:
+    agree(lambda d: torch.ones(300, dtype=torch.int8, device=d).sum(0, dtype=torch.int8) < 50)
+    agree(lambda d: torch.full((9,), 1 << 30, device=d).int().cumsum(0, dtype=torch.int32) < 0)
+
+
+def test_conversions_to_integers_and_back() -> None:
+    x = torch.tensor(FLOATS * 3)
+    agree(lambda d: x.to(d).int().float())
+    agree(lambda d: x.double().to(d).long().double())
+    agree(lambda d: torch.full((9,), NAN, device=d).int().float())
+
+
+def test_negative_zero_as_a_number() -> None:
+    x = torch.tensor(FLOATS * 3)
+    agree(lambda d: 1 / F.threshold(x.to(d), 0, 0.0))
+    agree(lambda d: 1 / F.threshold(x.to(d), 0, -0.0))
+    agree(lambda d: 1 / torch.full((9,), -0.0, device=d))
+    agree(lambda d: 1 / (x.to(d) * -0.0))
+    agree(lambda d: 1 / F.pad(x.to(d), (1, 1), value=-0.0))
+
+
+def test_a_sum_of_negative_zeros() -> None:
+    agree(lambda d: torch.full((8, 8), -0.0, device=d).sum(1))
+
+
+def test_heaviside_of_nan() -> None:
+    agree(lambda d: torch.heaviside(torch.tensor(FLOATS).to(d), torch.full((13,), 7.0).to(d)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_next_number(dtype: torch.dtype) -> None:
+    info = torch.finfo(dtype)
+    given = [NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 2.0, info.max, info.min, info.tiny, -info.tiny]
+    x = torch.tensor(given, dtype=dtype)
+    a, b = x.repeat(len(given)), x.repeat_interleave(len(given))
+    agree(lambda d: torch.nextafter(a.to(d), b.to(d)))
+
+
+SHARE = {"cpu": 72, "cl": 24, "webgpu": 24}
+"""Chains of those that python -m tests.hostile goes through."""
+
+
+@pytest.mark.parametrize("kind", SHARE)
+def test_chains(kind: str) -> None:
+    if kind != "cpu" and (reason := why_no_portable(kind)):
+        pytest.skip(f"no {kind}: {reason}; see make devices")
+    root = Path(__file__).parent.parent
+    command = [sys.executable, "-m", "tests.hostile", kind, f"--count={SHARE[kind]}"]
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        command,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
