@@ -145,6 +145,11 @@ def is_function(name: str) -> bool:
     return name in _ARITY
 
 
+def is_scalar(name: str) -> bool:
+    """Whether it is a function that works on one number at a time."""
+    return is_function(name) and name not in _VECTOR
+
+
 def prototype(name: str, dtype: DType) -> str:
     """Our own declaration: with it gcc knows of the vector variant and hoists calls."""
     if (name, dtype) in _OWN:

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tiny.engine import c_math, c_renderer
+from torch_tiny.engine.codegen_cut import cut_reductions
 from torch_tiny.engine.codegen_fuse import fuse, without_copies
-from torch_tiny.engine.codegen_loops import cut_reductions, shape_loops
+from torch_tiny.engine.codegen_loops import shape_loops
 from torch_tiny.engine.codegen_nest import Nest
 from torch_tiny.engine.codegen_place import Body, Kernel, Program, place
 from torch_tiny.engine.codegen_routine import RoutineStep, written

@@ -2,20 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch_tiny.engine import c_math
-from torch_tiny.engine.codegen_nest import (
-    Nest,
-    extent,
-    is_contiguous_along,
-    loads,
-    place_of,
-)
+from torch_tiny.engine.codegen_nest import extent, is_contiguous_along, loads
 from torch_tiny.uops import (
     AddrSpace,
     AxisType,
-    DType,
     Ops,
     UOp,
     called_name,
@@ -26,68 +19,24 @@ from torch_tiny.uops import (
     stride,
     substituted,
 )
+from torch_tiny.uops.cascade import CHAIN, cascaded, is_rounded, levels_of
 
 ACCUMULATORS = 4  # hide the latency of an addition
 FAR_APART = 16384  # within a page, several streams of loads confuse the prefetcher
 MAX_COLUMNS = 1024  # accumulated side by side, in the first-level cache
 ROWS_AT_ONCE = 8  # added to the columns in one step, so that they are loaded and stored less often
 TILE = 32
-LONG_REDUCTION = 4096  # is cut in pieces where there is little else to divide among threads
-MANY_PIECES = 64
+BLOCK_BYTES = 1024  # of a sum: a chain of 32 additions for each lane of a vector
 
 # Local buffers are told apart by number; those of codegen_fuse start at 0.
 _COLUMN_SLOTS, _TILE_SLOTS = 1_000_000, 2_000_000
-
-
-def most_pieces(nest: Nest, length: int) -> int:
-    """How many pieces of a reduction of that length keep the cores of a CPU busy."""
-    if length < LONG_REDUCTION or not (nest.sums_columns or nest.size < MANY_PIECES):
-        return 1
-    return min(MANY_PIECES, 16 * length // LONG_REDUCTION)
-
-
-def cut_reductions(
-    nest: Nest,
-    new_buffer: Callable[[DType, int], UOp],
-    most: Callable[[Nest, int], int] = most_pieces,
-) -> list[Nest]:
-    """A long reduction that few threads could share becomes one of pieces, then one of the results.
-
-    Sums of pieces are also more exact. most(nest, length): into how many pieces to cut it.
-    """
-    if len(nest.reduces) != 1 or not all(r in nest.loops for r in nest.reduces[0].ranges):
-        return [nest]
-    (reduce,) = nest.reduces
-    first = min(reduce.src[1:], key=lambda r: r.arg)
-    length, outputs = math.prod(extent(r) for r in reduce.src[1:]), nest.size
-    pieces = _divisor(extent(first), most(nest, length))
-    if pieces < 4:
-        return [nest]
-    ids = itertools.count(1 + max(r.arg[0] for r in (*nest.loops, *reduce.src[1:])))
-    piece = UOp.range(pieces, -1, AxisType.WEAK)  # outermost
-    rest = UOp.range(extent(first) // pieces, first.arg[0], AxisType.REDUCE)
-    part = reduce.src[0].substitute({first: piece * extent(rest) + rest})
-    others = tuple(r for r in reduce.src[1:] if r is not first)
-    buffer = new_buffer(reduce.dtype, pieces * outputs)
-    place = place_of(nest.loops)
-    again = UOp.range(pieces, next(ids), AxisType.REDUCE)
-    total = reduce.replace(src=(buffer.index(simplified(again * outputs + place)), again))
-    return [
-        Nest(
-            (piece, *nest.loops),
-            buffer,
-            simplified(piece * outputs + place),
-            simplified(reduce.replace(src=(part, rest, *others))),
-        ),
-        Nest(nest.loops, nest.target, nest.index, nest.value.substitute({reduce: total})),
-    ]
 
 
 def shape_loops(sink: UOp) -> UOp:
     """The kernel with its loops rearranged. Results change by the rounding of sums only."""
     for shape in (_order_reductions, _accumulate_columns, _tile, _several_accumulators):
         sink = shape(sink)
-    return sink
+    return cascaded(sink, _block)
 
 
 # --- loops ---
@@ -179,17 +128,7 @@ def _columns(end: UOp, ids: "itertools.count[int]") -> UOp:
     def fill(reduce: UOp) -> UOp:
         """The accumulators of the block, after the loops that fill them."""
         if reduce not in filled:
-            start, lane = (UOp.range(width, next(ids), AxisType.WEAK) for _ in range(2))
-            slot = _COLUMN_SLOTS + next(ids)
-            row = UOp.placeholder((width,), reduce.dtype, slot, AddrSpace.LOCAL)
-            nothing = UOp.const(identity_element(reduce.arg[0], reduce.dtype), reduce.dtype)
-            clear = row.after(*outside).index(start).store(nothing).end(start)
-            parts, rest = _unrolled(reduce, next(ids))
-            running = row.after(clear, *rest).index(lane)
-            total = running
-            for part in parts:
-                total = total.alu(reduce.arg[0], at(part, lane))
-            filled[reduce] = row.after(running.store(total).end(lane).end(*rest))
+            filled[reduce] = _filled(reduce, width, outside, at, ids)
         return filled[reduce]
 
     lane = UOp.range(width, next(ids), AxisType.WEAK)
@@ -203,13 +142,59 @@ def _outermost(u: UOp, reduces: list[UOp]) -> list[UOp]:
     return [r for r in reduces if r is u or any(r in x.src for x in around)]
 
 
-def _unrolled(reduce: UOp, number: int) -> tuple[list[UOp], tuple[UOp, ...]]:
-    """What to combine in one step, and the loops that are left."""
+def _filled(
+    reduce: UOp,
+    width: int,
+    outside: tuple[UOp, ...],
+    at: Callable[[UOp, UOp], UOp],
+    ids: "itertools.count[int]",
+) -> UOp:
+    """A row of results. Each level of a long sum has accumulators of its own."""
+
+    def combined(row: UOp, loops: Sequence[UOp], lane: UOp, terms: Sequence[UOp]) -> UOp:
+        running = row.index(lane)
+        total = running.alu(reduce.arg[0], _in_pairs(reduce.arg[0], terms))
+        done: UOp = running.store(total).end(lane).end(*loops)
+        return done
+
+    parts, loops, rest = _unrolled(reduce, next(ids))
+    levels, places = levels_of(loops, CHAIN, ids) if is_rounded(reduce) else ([loops], {})
+    parts = [substituted(part, places) for part in parts]
+    nothing = UOp.const(identity_element(reduce.arg[0], reduce.dtype), reduce.dtype)
+    below: UOp | None = None
+    for number, mine in enumerate(levels):
+        around = (*outside, *(r for level in levels[number + 1 :] for r in level))
+        slot = _COLUMN_SLOTS + next(ids)
+        row = UOp.placeholder((width,), reduce.dtype, slot, AddrSpace.LOCAL)
+        start, lane = (UOp.range(width, next(ids), AxisType.WEAK) for _ in range(2))
+        clear = row.after(*around).index(start).store(nothing).end(start)
+        terms = [at(p, lane) for p in parts] if below is None else [below.index(lane)]
+        below = row.after(combined(row.after(clear, *mine), mine, lane, terms))
+    assert below is not None
+    if rest:
+        lane = UOp.range(width, next(ids), AxisType.WEAK)
+        below = row.after(combined(below, (), lane, [at(p, lane) for p in rest]))
+    return below
+
+
+def _in_pairs(operator: Ops, terms: Sequence[UOp]) -> UOp:
+    """Terms combined with their neighbours, and so on: rounded less often than one by one."""
+    while len(terms) > 1:
+        pairs = [a.alu(operator, b) for a, b in zip(terms[::2], terms[1::2], strict=False)]
+        terms = [*pairs, *terms[len(pairs) * 2 :]]
+    return terms[0]
+
+
+def _unrolled(reduce: UOp, number: int) -> tuple[list[UOp], tuple[UOp, ...], list[UOp]]:
+    """What to combine in one step, the loops that are left, and what remains after them."""
     last = max(reduce.src[1:], key=lambda r: r.arg)
-    steps = math.gcd(extent(last), ROWS_AT_ONCE)
+    others = tuple(r for r in reduce.src[1:] if r is not last)
+    most = min(extent(last), ROWS_AT_ONCE)
+    steps = math.gcd(extent(last), ROWS_AT_ONCE) if others else most
     fewer = UOp.range(extent(last) // steps, number, AxisType.REDUCE)
     parts = [reduce.src[0].substitute({last: fewer * steps + k}) for k in range(steps)]
-    return parts, (*(r for r in reduce.src[1:] if r is not last), fewer)
+    rest = range(extent(last) // steps * steps, extent(last))
+    return parts, (*others, fewer), [reduce.src[0].substitute({last: UOp.const(k)}) for k in rest]
 
 
 # --- transposes ---
@@ -268,7 +253,7 @@ def _several_accumulators(sink: UOp) -> UOp:
     ids = _new_ids(sink) if reduces else itertools.count()
     for reduce in reduces:
         last = max(reduce.src[1:], key=lambda r: r.arg)
-        if last not in fewer and extent(last) % ACCUMULATORS == 0 and extent(last) >= FAR_APART:
+        if last not in fewer and extent(last) >= FAR_APART:
             fewer[last] = UOp.range(extent(last) // ACCUMULATORS, next(ids), AxisType.REDUCE)
     for reduce in reduces:
         last = max(reduce.src[1:], key=lambda r: r.arg)
@@ -285,14 +270,38 @@ def _quarters(reduce: UOp, last: UOp, quarter: UOp) -> UOp:
         )
         for k in range(ACCUMULATORS)
     ]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total.alu(reduce.arg[0], part)
-    return total
+    for k in range(ACCUMULATORS * extent(quarter), extent(last)):
+        one = reduce.src[0].substitute({last: last.const_like(k)})
+        parts.append(reduce.replace(src=(one, *others)) if others else one)
+    return _in_pairs(reduce.arg[0], parts)
+
+
+def _block(reduce: UOp) -> int:
+    """Elements of a chain of additions, in each lane of a vector if the loop becomes vectors."""
+    loops = set(reduce.src[1:])
+    moving = (u for u in _inside(reduce) if loops & set(u.ranges))
+    return CHAIN if any(map(_is_scalar, moving)) else BLOCK_BYTES // reduce.dtype.itemsize
+
+
+def _is_scalar(u: UOp) -> bool:
+    """Whether gcc has no vectors for it: divisions, and conversions of long integers to floats."""
+    if u.op is Ops.CAST and u.dtype in dtypes.floats:
+        of = u.src[0]
+        is_short = of.op is Ops.INDEX and of.dtype.itemsize <= 4
+        return of.dtype not in (*dtypes.floats, dtypes.bool) and not is_short
+    return u.op in _DIVISIONS or c_math.is_scalar(called_name(u) or "")
+
+
+_DIVISIONS = (Ops.FLOORDIV, Ops.FLOORMOD, Ops.CDIV, Ops.CMOD)
+
+
+def _inside(reduce: UOp) -> list[UOp]:
+    """What it adds up, without other reductions and what comes before it."""
+    return list(reduce.src[0].toposort(gate=lambda u: u.op not in (Ops.REDUCE, Ops.AFTER)))
 
 
 def _is_cheap(reduce: UOp) -> bool:
-    inside = reduce.src[0].toposort(gate=lambda u: u.op not in (Ops.REDUCE, Ops.AFTER))
+    inside = _inside(reduce)
     calls = any(c_math.is_function(called_name(u) or "") for u in inside)
     loads = sum(u.op is Ops.INDEX for u in inside)
     return not calls and loads <= 3 and reduce.dtype in (dtypes.float32, dtypes.float64)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from torch_tiny.engine import cuda_renderer
 from torch_tiny.engine.c_renderer import c_name
 from torch_tiny.engine.codegen import SETTINGS, parts, renumbered, scheduled
+from torch_tiny.engine.codegen_cut import cut_reductions
 from torch_tiny.engine.codegen_fuse import Limits, fuse
-from torch_tiny.engine.codegen_loops import cut_reductions
 from torch_tiny.engine.codegen_nest import Nest, extent, place_of
 from torch_tiny.engine.codegen_routine import RoutineStep
 from torch_tiny.engine.cuda_compile import compile, why_no_compiler  # noqa: A004
@@ -38,6 +38,7 @@ from torch_tiny.uops import (
     native_half_casts,
     substituted,
 )
+from torch_tiny.uops.cascade import is_rounded
 
 __all__ = [
     "VARIANTS",
@@ -57,6 +58,7 @@ FEW_BLOCKS, ENOUGH_BLOCKS = 64, 528  # a GPU has some 100 multiprocessors
 # few long rows, leaves most of the GPU idle.
 LIMITS = Limits(stack_bytes=40 << 10, few_rows=FEW_BLOCKS, short_row=1 << 13)
 MOST_PIECES = 1024
+MOST_ADDED = 128  # by one thread of a group that shares a sum
 MANY_MATRICES = 1024  # keep the GPU busy with a warp for each
 SHARED_BYTES = 46 << 10  # of a block, without asking for more
 PARAMETER_BYTES = 4000  # of a kernel, 8 for each
@@ -231,11 +233,15 @@ def without_repetition(nest: Nest, new_buffer: Callable[[DType, int], UOp]) -> I
 
 
 def _pieces(nest: Nest, length: int) -> int:
-    """Into how many pieces to cut a reduction, for it to fill the GPU."""
-    blocks, least = (-(-nest.size // WARP), 128) if nest.sums_columns else (nest.size, 2048)
+    """Into how many pieces to cut a reduction, for it to fill the GPU, and for no thread of a group
+    to add up more than a short chain."""
+    blocks, least, group = (
+        (-(-nest.size // WARP), 128, WARP) if nest.sums_columns else (nest.size, 2048, MOST_THREADS)
+    )
+    exact = -(-length // (group * MOST_ADDED)) if any(map(is_rounded, nest.reduces)) else 1
     if blocks >= FEW_BLOCKS:
-        return 1
-    return max(1, min(MOST_PIECES, ENOUGH_BLOCKS // blocks, length // least))
+        return exact
+    return max(exact, min(MOST_PIECES, ENOUGH_BLOCKS // blocks, length // least))
 
 
 # --- memory ---

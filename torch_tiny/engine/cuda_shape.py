@@ -23,6 +23,7 @@ from torch_tiny.uops import (
     sink_of,
     substituted,
 )
+from torch_tiny.uops.cascade import cascaded
 
 FLAT_THREADS = 256
 WARP = 32
@@ -72,6 +73,9 @@ class Shape:
         self.launch = Launch("flat", 1, (1, 1))
 
     def __call__(self, sink: UOp) -> UOp:
+        return cascaded(self._mapped(sink))
+
+    def _mapped(self, sink: UOp) -> UOp:
         if len(sink.src) != 1 or sink.src[0].op is not Ops.END:
             if any(u.op is Ops.END for u in sink.toposort()):
                 raise CannotShapeError("several nests of loops")

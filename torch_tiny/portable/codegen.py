@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch_tiny.engine.codegen import SETTINGS, renumbered, scheduled
-from torch_tiny.engine.codegen_loops import cut_reductions
+from torch_tiny.engine.codegen_cut import cut_reductions
 from torch_tiny.engine.codegen_nest import Nest
 from torch_tiny.engine.codegen_routine import RoutineStep
 from torch_tiny.engine.cuda import without_repetition

@@ -25,10 +25,8 @@ from tinygrad.codegen.late.linearizer import (
     CFGContext,
     linearize,
     pm_add_control_flow,
-    pm_split_ends,
 )
 from tinygrad.codegen.simplify import (
-    pm_flatten_range,
     pm_load_collapse,
     pm_reduce_simplify,
     pm_reduce_unparented,
@@ -73,7 +71,7 @@ from tinygrad.uop.symbolic import (
 )
 from tinygrad.uop.weak import pm_cast_weak, pm_commit_weak, pm_lower_index_dtype
 
-from torch_tiny.uops.merge import merge_ranges
+from torch_tiny.uops.merge import flatten_ranges, merge_ranges, split_ends
 
 __all__ = [
     "SEALED",
@@ -230,7 +228,7 @@ def flatten_kernel(sink: UOp) -> UOp:
     """Indices as sums over loops, gathers as loads: the form that loops are fused in."""
     sink = graph_rewrite(sink, pm_mops, bottom_up=True)
     sink = graph_rewrite(sink, pm_load_collapse)
-    return _rewritten(sink, sym + pm_flatten_range)
+    return _rewritten(sink, sym + flatten_ranges)
 
 
 def simplified(u: UOp) -> UOp:
@@ -266,12 +264,12 @@ def lower_kernel(
     shape: rearranges the loops once they are merged where possible.
     casts: half_casts, or native_half_casts where the target converts bfloat16 itself.
     """
-    sink = graph_rewrite(sink, pm_split_ranges + pm_flatten_range, ctx={})
-    sink = graph_rewrite(sink, sym + pm_flatten_range)
-    sink = shape(graph_rewrite(sink, pm_flatten_range + merge_ranges, ctx={}))
+    sink = graph_rewrite(sink, pm_split_ranges + flatten_ranges, ctx={})
+    sink = graph_rewrite(sink, sym + flatten_ranges + repeated_sums + pm_reduce_unparented)
+    sink = shape(graph_rewrite(sink, flatten_ranges + merge_ranges, ctx={}))
     sink = graph_rewrite(
         sink,
-        sym + pm_move_where_on_load + pm_flatten_range + repeated_sums + pm_reduce_unparented,
+        sym + pm_move_where_on_load + flatten_ranges + repeated_sums + pm_reduce_unparented,
     )
     sink = graph_rewrite(sink, mop_cleanup + _accumulators, ctx=itertools.count())
     sink = graph_rewrite(sink, symbolic_simple + pm_expand_broadcast + pm_add_loads)
@@ -287,7 +285,7 @@ def lower_kernel(
     sink = graph_rewrite(sink, early + pm_commit_weak)
     sink = graph_rewrite(sink, late, ctx=target)
     sink = graph_rewrite(sink, move_gates)
-    final = pm_commit_weak + pm_cast_weak + late + casts + pm_split_ends + pm_remove_invalid
+    final = pm_commit_weak + pm_cast_weak + late + casts + split_ends + pm_remove_invalid
     sink = graph_rewrite(sink, final, ctx=target)
     sink = graph_rewrite(sink, pm_casted_consts, walk=True)
     sink = graph_rewrite(sink, pm_add_control_flow, ctx=CFGContext(sink), bottom_up=True)

@@ -33,10 +33,8 @@ from tinygrad.codegen.late.linearizer import (
     CFGContext,
     linearize,
     pm_add_control_flow,
-    pm_split_ends,
 )
 from tinygrad.codegen.simplify import (
-    pm_flatten_range,
     pm_load_collapse,
     pm_reduce_unparented,
     pm_split_ranges,
@@ -69,8 +67,9 @@ from torch_tiny.uops import (
     move_gates,
     repeated_sums,
 )
+from torch_tiny.uops.cascade import CHAIN, cascaded
 from torch_tiny.uops.integers import Spelling, long_arithmetic, plain_longs, spelled, wrapped
-from torch_tiny.uops.merge import merge_ranges
+from torch_tiny.uops.merge import flatten_ranges, merge_ranges, split_ends
 from torch_tiny.uops.threads import arranged
 
 __all__ = ["Source", "narrowed", "open_device", "program", "render", "render_linear"]
@@ -247,16 +246,16 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     sink = graph_rewrite(sink, _rounding, ctx=opening)
     sink = graph_rewrite(sink, pm_mops, bottom_up=True)
     sink = graph_rewrite(sink, pm_load_collapse)
-    sink = graph_rewrite(sink, pm_split_ranges + pm_flatten_range, ctx={})
+    sink = graph_rewrite(sink, pm_split_ranges + flatten_ranges, ctx={})
     # Before loops are unrolled: a sum over a loop that its terms do not depend on is a product.
-    sink = graph_rewrite(sink, sym + pm_flatten_range + repeated_sums + pm_reduce_unparented)
-    sink = graph_rewrite(sink, pm_flatten_range + merge_ranges, ctx={})
+    sink = graph_rewrite(sink, sym + flatten_ranges + repeated_sums + pm_reduce_unparented)
+    sink = graph_rewrite(sink, flatten_ranges + merge_ranges, ctx={})
     sink = arranged(sink, renderer, sink.arg.name)
     sink = graph_rewrite(
         sink,
-        sym + pm_move_where_on_load + pm_flatten_range + repeated_sums + pm_reduce_unparented,
+        sym + pm_move_where_on_load + flatten_ranges + repeated_sums + pm_reduce_unparented,
     )
-    sink = graph_rewrite(sink, expander2, ctx=build_range_map(sink))
+    sink = cascaded(graph_rewrite(sink, expander2, ctx=build_range_map(sink)), _block)
     sink = graph_rewrite(sink, mop_cleanup + pm_reduce_local, ctx=ReduceContext())
     sink = graph_rewrite(sink, pm_add_local_buffers, ctx=itertools.count(0))
     sink = _with_threads(sink, renderer)
@@ -283,12 +282,20 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     sink = graph_rewrite(sink, _valid_operands)
     sink = wrapped(graph_rewrite(sink, _opened, ctx=opening), opening.integer)
     own = renderer.extra_matcher or PatternMatcher([])
-    final = pm_commit_weak + pm_cast_weak + late + own + pm_split_ends + pm_remove_invalid
+    final = pm_commit_weak + pm_cast_weak + late + own + split_ends + pm_remove_invalid
     sink = graph_rewrite(sink, final, ctx=renderer)
     sink = graph_rewrite(sink, pm_casted_consts, walk=True)
     sink = graph_rewrite(sink, pm_implicit_barriers)
     control = CFGContext(sink)
     return cast(UOp, graph_rewrite(sink, pm_add_control_flow, ctx=control, bottom_up=True))
+
+
+def _block(reduce: UOp) -> int:
+    """Tiles of a product keep their sums in registers for longer."""
+    return CHAIN if reduce.shape == () else _TILE_CHAIN
+
+
+_TILE_CHAIN = 128
 
 
 def _with_valid_operands(u: UOp) -> UOp | None:

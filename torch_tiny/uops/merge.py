@@ -1,17 +1,43 @@
-"""Neighbouring loops as one, where that makes no index longer.
+"""Loops that end at a node: which they are, one by one, and neighbours as one.
 
-tinygrad's own rule goes on with loops that it has merged already: the sum of a stack was too large.
+tinygrad's own rules take the loops that the length of a loop depends on for ended, too, and go on
+with loops that they have merged already: the sum of a stack was too large.
 """
 
 import itertools
 from typing import Any, cast
 
-from tinygrad.codegen.simplify import count_divmod, pm_flatten_range, pm_simplify_ranges
+from tinygrad.codegen.simplify import count_divmod, pm_simplify_ranges
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import PatternMatcher, UOp, UPat, _substitute, graph_rewrite
 from tinygrad.uop.symbolic import symbolic
 
-__all__ = ["merge_ranges"]
+__all__ = ["flatten_ranges", "merge_ranges", "split_ends"]
+
+
+def _ended(u: UOp) -> list[UOp]:
+    """The loops that end here, where some may be sums of others by now."""
+    found = (r for s in u.src[1:] for r in ((s,) if s.op is Ops.RANGE else s.ranges))
+    return list(dict.fromkeys(found))
+
+
+def _split(end: UOp) -> UOp:
+    body = end.src[0]
+    for loop in sorted(_ended(end), key=lambda r: r.arg, reverse=True):
+        body = body.end(loop)
+    return body
+
+
+flatten_ranges = PatternMatcher(
+    [
+        (
+            UPat((Ops.REDUCE, Ops.END), name="u"),
+            lambda u: u.replace(src=(u.src[0], *_ended(u))) if len(u.src) > 1 else None,
+        )
+    ]
+)
+# Loops with the highest numbers are the inner ones.
+split_ends = PatternMatcher([(UPat(Ops.END, name="end"), _split)])
 
 
 def _merged(u: UOp) -> UOp | None:
@@ -36,7 +62,7 @@ def _with_one_less(u: UOp) -> UOp | None:
         length = inner.src[0]
         both = outer.replace(src=(outer.src[0] * length,))
         places = {outer: both // length, inner: both % length}
-        new = graph_rewrite(u, _substitute + symbolic + pm_flatten_range, ctx=places)
+        new = graph_rewrite(u, _substitute + symbolic + flatten_ranges, ctx=places)
         if count_divmod(new) <= count_divmod(u):
             return cast(UOp, new)
     return None
