@@ -19,7 +19,7 @@ SOURCES := $(wildcard torch_tiny/csrc/*)
 # Several test processes share the cores, so none of them may spin while it waits.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
-.PHONY: demo test test-devices devices lint fuzz fuzz-compiled soak bench format core clean
+.PHONY: demo test test-devices devices lint fuzz fuzz-compiled soak tsan asan bench format core clean
 
 demo: core
 	$(BIN)/python examples/digits.py
@@ -55,6 +55,15 @@ fuzz-compiled: core
 # make soak MINUTES=60 SEED=0
 soak: core
 	$(ONE_THREAD) $(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED)
+
+# The core under ThreadSanitizer; under AddressSanitizer and UBSan. make tsan MINUTES=10
+tsan: SANITIZER := thread
+asan: SANITIZER := address
+tsan asan: MINUTES := 5
+tsan asan: $(INSTALLED)
+	TORCH_TINY_SANITIZE=$(SANITIZER) $(BIN)/python setup.py --quiet build \
+		--build-lib build/$(SANITIZER)/tree
+	$(ONE_THREAD) $(BIN)/python -m tests.sanitized $(SANITIZER) --minutes $(MINUTES)
 
 bench: core
 	$(BIN)/python -m bench

@@ -11,7 +11,7 @@ import time
 import uuid
 from pathlib import Path
 
-from .settings import DEVICES, MARK
+from .settings import DEVICES, MARK, UNWEIGHED
 
 ROOT = Path(__file__).parent.parent.parent
 _GRACE = 600  # seconds to start and to end
@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", metavar="THREAD:JOB", help="play this job alone")
+    parser.add_argument("--unweighed", action="store_true", help="memory may grow")
     args = parser.parse_args()
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory() as folder:
@@ -35,6 +36,7 @@ def main() -> int:
             "TORCH_TINY_ENGINE": "auto",
             "TORCH_TINY_DEVICES": ",".join(["cpu"] * DEVICES),
             MARK: mark,
+            UNWEIGHED: "1" if args.unweighed else "",
         }
         command = [sys.executable, "-m", "tests.soak.inside", str(args.minutes), str(args.seed)]
         status = subprocess.run(
