@@ -182,11 +182,18 @@ def _may_overwrite(output: int, old: Iterable[int], accesses: Sequence[_Accesses
     return True
 
 
+def _most_trips(loop: UOp) -> int:
+    length = loop.src[0]
+    if length.op is Ops.WHERE:  # the last block of a sum is shorter: see uops/cascade.py
+        return min(int(choice.vmax) for choice in length.src[1:])
+    return int(loop.vmax) + 1
+
+
 def _work(body: Sequence[UOp]) -> int:
     total, trips = 0, [1]
     for u in body:
         if u.op is Ops.RANGE:
-            trips.append(trips[-1] * (int(u.vmax) + 1))
+            trips.append(trips[-1] * _most_trips(u))
         elif u.op is Ops.END:
             trips.pop()
         elif u.op in (Ops.LOAD, Ops.STORE) and u.src[0].addrspace is AddrSpace.GLOBAL:
