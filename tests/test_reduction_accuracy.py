@@ -121,3 +121,11 @@ def test_every_variant_is_exact(
             floor = reductions.EPS * x.double().norm().item() if name == "sum" else 0.0
             found = reductions.ratio(got.reshape(exact.shape), theirs(x, dims), exact, floor)
             assert found <= reductions.MOST, (name, kind)
+
+
+def test_work_of_a_long_odd_sum_is_that_of_its_elements() -> None:
+    """The core takes 64 bits of it, and decides on threads by it."""
+    n = 15485863
+    value = lowered.var_mean(buffer_param(0, dtypes.float32, n))[0].reshape((1,))
+    program = codegen.generate([(dtypes.float32, n), (dtypes.float32, 1)], {1: value})
+    assert n < sum(kernel.work for kernel in program.kernels) < 100 * n
