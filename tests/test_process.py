@@ -223,3 +223,10 @@ def test_threads_that_train(device: str) -> None:
 def test_a_tensor_handed_to_another_thread(device: str) -> None:
     x = torch.ones(3, device=device) + 1
     assert [t.tolist() for t in run_in_threads(2, lambda i: x * (i + 1))] == [[2] * 3, [4] * 3]
+
+
+def test_threads_that_fill_parts_of_one_tensor(device: str) -> None:
+    for _ in range(20):
+        whole = torch.empty(8, 1000, device=device)  # its memory is made by whoever comes first
+        run_in_threads(8, lambda i, whole=whole: whole[i].copy_(torch.full((1000,), float(i))))
+        assert_same(whole, torch.arange(8.0)[:, None].expand(8, 1000).contiguous().to(ORACLE))

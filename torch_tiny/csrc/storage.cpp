@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 
 #include <cstdlib>
+#include <mutex>
 #include <utility>
 
 #include "allocator.h"
@@ -129,9 +130,15 @@ const c10::Storage& TinyStorage::memory(Access access) {
     std::rethrow_exception(failure);
   }
   if (!host_) {
-    host_ = c10::Storage(allocate_host(device().index(), nbytes()));
-    host_.unsafeGetStorageImpl()->set_resizable(!is_shared_);
-    refresh();
+    // On CUDA memory two threads may come here at once: nothing runs that they would wait for.
+    static auto* making = new std::mutex;
+    const std::lock_guard lock(*making);
+    if (!host_) {
+      auto made = c10::Storage(allocate_host(device().index(), nbytes()));
+      made.unsafeGetStorageImpl()->set_resizable(!is_shared_);
+      host_ = std::move(made);
+      refresh();
+    }
   }
   if (C10_UNLIKELY(in_buffer_)) {
     if (is_shared_ && !in_host_) {
