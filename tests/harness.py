@@ -74,7 +74,7 @@ def python(
         text=True,
         timeout=timeout,
         cwd=ROOT,
-        env=_environment(env),
+        env=environment(env),
     )
     assert done.returncode == status, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
     _check_failures(done.stderr, provokes)
@@ -91,7 +91,7 @@ def on_portable(kind: str, code: str, **env: str) -> list[str]:
     env["TORCH_TINY_DEVICES"] = kind
     if not all(name.startswith("TORCH_TINY_") for name in env):
         return python(program, **env).splitlines()
-    status, out, err = prepared.run(program, _environment(env), ROOT, 120)
+    status, out, err = prepared.run(program, environment(env), ROOT, 120)
     assert status == 0, f"status {status}\n{out}\n{err}"
     _check_failures(err, "")
     return out.splitlines()
@@ -126,7 +126,7 @@ def _check_failures(errors: str, provoked: str) -> None:
         assert not told, errors
 
 
-def _environment(env: dict[str, str]) -> dict[str, str]:
+def environment(env: dict[str, str]) -> dict[str, str]:
     paths = [str(ROOT), _entry_point(), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **env}
 

@@ -10,9 +10,7 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import stat
-import subprocess
 import tempfile
 import threading
 import time
@@ -150,14 +148,18 @@ def _code_version() -> str:
     return digest.hexdigest()
 
 
-@cache
 def _gcc_version() -> str:
-    """And that of the C library, whose functions are called."""
-    command = [shutil.which("gcc") or "gcc", "--version"]
-    with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-        return f"{done.stdout.partition(chr(10))[0]} {' '.join(platform.libc_ver())}"
-    return ""
+    """Of every gcc in the PATH, which may call the next, by its file: to run one could take long.
+
+    And of the C library, whose functions are called.
+    """
+    found = list(platform.libc_ver())
+    for folder in os.get_exec_path():
+        with suppress(OSError):
+            path = (Path(folder) / "gcc").resolve(strict=True)
+            status = path.stat()
+            found.append(f"{path} {status.st_size} {status.st_mtime_ns}")
+    return " ".join(found)
 
 
 @cache

@@ -1,0 +1,347 @@
+"""Whatever becomes of the worker, gcc and the disk: results stay right, it is told, it passes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from harness import ROOT, environment, needs_cpu_memory, needs_tiny
+from test_engine import SETTLE, auto
+
+pytestmark = [needs_tiny, needs_cpu_memory]
+
+HOT = """
+import os, signal, sys, tempfile
+from pathlib import Path
+
+class Hot:
+    \"\"\"A function of its own for each size; its results are checked.\"\"\"
+    def __init__(self, size):
+        self.x = torch.arange(float(size), device="tiny")
+        self.expected = size * (size + 1) / 2
+    def __call__(self):
+        assert (self.x + 1).sum().item() == self.expected
+
+def compiled(size):
+    \"\"\"Play one until it was compiled.\"\"\"
+    done = uop.engine.counts.compiles + 1
+    step_until(lambda: uop.engine.counts.compiles == done and settled(), Hot(size))
+
+def failed(size):
+    \"\"\"Play one until compiling it failed; why.\"\"\"
+    done = uop.engine.counts.failures + 1
+    step_until(lambda: uop.engine.counts.failures == done, Hot(size))
+    return uop.engine.counts.last_failure
+"""
+
+# A worker that starts at once and compiles nothing: the package is there but not imported.
+QUICK = f"""
+import sys, types
+package = sys.modules["torch_tiny"] = types.ModuleType("torch_tiny")
+package.__path__ = [{str(ROOT / "torch_tiny")!r}]
+compile = sys.modules["torch_tiny.engine.compile"] = types.ModuleType("compile")
+def compile_trace(trace, library, everything, target):
+    library.write_bytes(trace.encode() * 100_000)
+    return types.SimpleNamespace(steps=[])
+compile.compile_trace = compile_trace
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def fake_gcc(folder: Path, script: str) -> str:
+    """A PATH with a gcc that is this shell script."""
+    folder.mkdir()
+    gcc = folder / "gcc"
+    gcc.write_text(f"#!/bin/sh\n{textwrap.dedent(script)}")
+    gcc.chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+FAULTS = {
+    "exit 3": "gcc failed with status 3",
+    "echo no space left >&2; exit 1": "no space left",
+    "exit 0": "No such file",
+    'while [ "$1" != -o ]; do shift; done; echo garbage > "$2"': "no shared object",
+}
+
+
+def test_a_gcc_that_fails_is_told_and_passes(tmp_path: Path, cache: Path) -> None:
+    gcc = tmp_path / "bin" / "gcc"
+    auto(
+        HOT
+        + f"""
+gcc = Path({str(gcc)!r})
+for number, (script, reason) in enumerate({FAULTS!r}.items()):
+    gcc.write_text("#!/bin/sh\\n" + script)
+    assert reason in failed(100 + number), uop.engine.counts
+gcc.unlink()  # the real one comes next in the PATH
+compiled(200)
+""",
+        cache,
+        provokes="gcc failed with status 3",
+        PATH=fake_gcc(tmp_path / "bin", ""),
+    )
+
+
+def test_a_hanging_gcc_ends_with_its_worker(tmp_path: Path, cache: Path) -> None:
+    path = fake_gcc(tmp_path / "bin", f"echo $$ > {tmp_path}/pid; exec sleep 1000")
+    auto(
+        HOT
+        + f"""
+uop.engine._worker.seconds = 15
+assert "no answer within 15 s" in failed(100), uop.engine.counts
+gcc = int(Path({str(tmp_path / "pid")!r}).read_text())
+assert not Path(f"/proc/{{gcc}}").exists() or "Z" in Path(f"/proc/{{gcc}}/stat").read_text()
+uop.engine._worker.seconds = 300
+Path({str(tmp_path / "bin" / "gcc")!r}).unlink()
+compiled(200)
+""",
+        cache,
+        provokes="no answer within",
+        PATH=path,
+    )
+
+
+ENDINGS = {
+    "_exit": "os._exit(0)",
+    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "terminated": "os.kill(os.getpid(), signal.SIGTERM)",
+    "ended": "sys.exit(0)",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_nothing_outlives_the_program(ending: str, tmp_path: Path, cache: Path) -> None:
+    """In the middle of a compile: no worker, no gcc, no folder, also with a forked child about."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    path = fake_gcc(tmp_path / "bin", f"echo $$ > {tmp_path}/pid; exec sleep 1000")
+    child = "\nchild = os.fork()\nif child == 0:\n    time.sleep(60)\n    os._exit(0)\n"
+    program = f"""
+step_until(Path({str(tmp_path / "pid")!r}).exists, Hot(100))
+{child if ending == "killed" else ""}
+print(uop.engine._worker.pid, {"child" if ending == "killed" else 0}, flush=True)
+{ENDINGS[ending]}
+"""
+    settings = {"TORCH_TINY_ENGINE": "auto", "TORCH_TINY_CACHE": str(cache), "PATH": path}
+    settings["TMPDIR"] = str(temporary)
+    worker, child_pid = map(int, _first_line(SETTLE + HOT + program, settings).split())
+    gcc = int((tmp_path / "pid").read_text())
+    try:
+        end = time.monotonic() + 20
+        while any(map(_lives, (worker, gcc))) or list(temporary.iterdir()):
+            assert time.monotonic() < end, (worker, gcc, list(temporary.iterdir()))
+            time.sleep(0.05)
+    finally:
+        if child_pid:
+            os.kill(child_pid, signal.SIGKILL)
+
+
+def _first_line(code: str, settings: dict[str, str]) -> str:
+    """What a program prints, once it has ended; a child that it left may keep its output open."""
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env=environment(settings),
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        process.wait(60)
+    return line
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def test_what_a_killed_worker_left_is_swept(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "torch_tiny_worker_dead").mkdir()
+    auto(
+        HOT
+        + """
+compiled(100)
+folders = list(Path(tempfile.gettempdir()).glob("torch_tiny_*"))
+assert len(folders) == 1 and "dead" not in folders[0].name, folders
+""",
+        cache,
+        TMPDIR=str(tmp_path),
+    )
+    assert not list(tmp_path.glob("torch_tiny_*"))
+
+
+def test_no_temporary_folder_is_told_and_import_works(cache: Path) -> None:
+    """As where everything is read-only."""
+    auto(
+        """
+import tempfile
+def none(*args, **kwargs):
+    raise FileNotFoundError("No usable temporary directory found")
+good = tempfile.mkdtemp
+tempfile.mkdtemp = none
+"""
+        + HOT
+        + """
+assert "No usable temporary directory" in failed(100)
+tempfile.mkdtemp = good
+compiled(200)
+""",
+        cache,
+        provokes="No usable temporary directory",
+    )
+
+
+def test_a_full_disk_under_the_cache_is_told(cache: Path) -> None:
+    auto(
+        HOT
+        + """
+import errno
+from torch_tiny.engine import cache
+import torch_tiny
+original = tempfile.NamedTemporaryFile
+def full(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device")
+cache.tempfile.NamedTemporaryFile = full
+compiled(100)
+(failure,) = torch_tiny.report().failures
+assert failure.kind == "cache", failure
+cache.tempfile.NamedTemporaryFile = original
+compiled(200)
+assert len(list(Path(os.environ["TORCH_TINY_CACHE"]).glob("*.plan"))) == 1
+""",
+        cache,
+        provokes="No space left on device",
+    )
+
+
+def test_a_worker_killed_or_stopped_100_times() -> None:
+    """At random, between jobs and in them: each job is answered rightly or fails by name."""
+    from torch_tiny.engine.worker import Worker, WorkerError
+
+    with pytest.MonkeyPatch.context() as patch:
+        from torch_tiny.engine import worker as module
+
+        *options, start = module._COMMAND
+        patch.setattr(module, "_COMMAND", (*options, f"exec({QUICK!r}); {start}"))
+        chance = random.Random(0)
+        worker = Worker(seconds=3)
+        answered = failed = 0
+        for number in range(100):
+            pid = worker.pid
+            harm = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP, None])
+            timer = None
+            if pid is not None and harm is not None:
+                worker.seconds = 0.3 if harm == signal.SIGSTOP else 3
+                delay = chance.choice([0, chance.random() * 0.001])
+                timer = threading.Timer(delay, _signal, (pid, harm))
+                timer.start()
+                if not delay:
+                    timer.join()
+            else:
+                worker.seconds = 3
+            try:
+                _, library = worker.compile(str(number), False, "cpu")
+                assert library == str(number).encode() * 100_000
+                answered += 1
+            except WorkerError as error:
+                assert "the worker ended" in str(error) or "no answer within" in str(error)
+                failed += 1
+            if timer is not None:
+                timer.join()
+        worker.seconds = 20
+        if worker.pid is not None:
+            _signal(worker.pid, signal.SIGCONT)
+        worker.stop()
+        assert worker.compile("x", False, "cpu")[1] == b"x" * 100_000
+        worker.stop()
+        assert answered > 20
+        assert failed > 10
+
+
+def _signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def test_ten_processes_compile_a_plan_once(cache: Path) -> None:
+    """One at a time looks whether it is there; the first is killed while it compiles."""
+    from torch_tiny.engine.cache import PlanFiles
+
+    def play(dies: bool) -> None:
+        files = PlanFiles(cache)
+        with files.alone("key", threading.Event(), 60):
+            if files.load("key") is None:
+                (cache / f"compiled by {os.getpid()}").touch()
+                if dies:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                files.store("key", {"regions": []}, b"code")
+        assert files.load("key") is not None
+
+    context = multiprocessing.get_context("fork")
+    first = context.Process(target=play, args=(True,))
+    first.start()
+    first.join()
+    others = [context.Process(target=play, args=(False,)) for _ in range(10)]
+    for process in others:
+        process.start()
+    for process in others:
+        process.join()
+    assert [process.exitcode for process in (first, *others)] == [-signal.SIGKILL] + [0] * 10
+    assert len(list(cache.glob("compiled by *"))) == 2
+    assert not list(cache.glob("*.lock"))
+
+
+@pytest.mark.parametrize("isolated", [[], ["-I"]])
+def test_nothing_in_the_current_folder_is_executed(
+    isolated: list[str], tmp_path: Path, cache: Path
+) -> None:
+    for name in ("resource", "fcntl", "numpy", "sitecustomize", "usercustomize"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    paths = [path for path in environment({})["PYTHONPATH"].split(os.pathsep) if path]
+    program = f"""
+import sys
+sys.path = [path for path in sys.path if path] + {paths!r}
+import torch, torch_tiny, resource, fcntl, numpy
+sys.path.insert(0, "")
+"""
+    done = subprocess.run(
+        [sys.executable, *isolated, "-c", program + SETTLE + HOT + "compiled(100)"],
+        cwd=tmp_path,
+        env={**os.environ, "TORCH_TINY_ENGINE": "auto", "TORCH_TINY_CACHE": str(cache)},
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_plan_put_in_place_by_a_link_is_not_trusted(tmp_path: Path, cache: Path) -> None:
+    from torch_tiny.engine.cache import PlanFiles
+
+    files = PlanFiles(cache)
+    assert files.store("key", {"regions": []}, b"code") == ""
+    assert files.load("key") == ({"regions": []}, b"code")
+    (cache / "key.plan").rename(tmp_path / "elsewhere")
+    (cache / "key.plan").symlink_to(tmp_path / "elsewhere")
+    assert files.load("key") is None
+    (cache / "key.plan").unlink()
+    os.mkfifo(cache / "key.plan", 0o600)
+    assert files.load("key") is None  # and does not wait for a writer
