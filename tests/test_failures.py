@@ -74,6 +74,36 @@ def test_a_warning_that_is_an_error_reaches_the_main_thread() -> None:
     )
 
 
+def test_a_trace_that_finds_no_room_is_offered_again() -> None:
+    python(
+        """
+        import torch, torch_tiny
+        from torch_tiny import _C
+
+        def play(size):
+            for _ in range(4):
+                torch.ones(size, device="tiny").mul(2).sum().item()
+
+        def waiting():
+            jobs = []
+            while (job := _C.next_job(0)) is not None:
+                jobs.append(job)
+            return jobs
+
+        _C.set_mode("auto")  # and nobody takes the jobs
+        for size in range(1, 71):
+            play(size)
+        late = torch_tiny.report().postponed
+        assert late >= 6, late
+        assert len(waiting()) == 64
+        for size in range(65, 71):
+            play(size)
+        assert len(waiting()) == 6
+        """,
+        TORCH_TINY_ENGINE="aten",
+    )
+
+
 @pytest.mark.provokes("relayout")
 def test_a_result_in_another_layout_is_told(recwarn: pytest.WarningsRecorder) -> None:
     import torch_tiny

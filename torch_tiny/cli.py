@@ -68,7 +68,7 @@ def _why_no_portable(kind: str) -> str | None:
     """What is missing, by trying; in a process of its own, which a driver may end."""
     if reason := hosts.why_no_portable(kind):
         return reason
-    command = [sys.executable, "-c", _TRIAL]
+    command = [sys.executable, "-P", "-c", _TRIAL]  # not what lies in the current folder
     environment = {**os.environ, hosts.VARIABLE: kind}
     try:
         subprocess.run(
