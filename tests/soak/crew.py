@@ -75,6 +75,9 @@ class Crew:
                     print("a thread hangs", file=sys.stderr, flush=True)
                     faulthandler.dump_traceback_later(1, exit=True)
                     return
+            if number == weighings * 2 // 3:  # from here on everything was seen before
+                for player in self.players:
+                    player.renews = False
             self._weigh(begin)
         self._ends.set()
         faulthandler.cancel_dump_traceback_later()

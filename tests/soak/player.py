@@ -46,6 +46,8 @@ class Player:
         self.counts: Counter[str] = Counter()
         self.seen = time.monotonic()
         """When it last came to the end of something."""
+        self.renews = True
+        """Whether it makes new jobs."""
         self.differences: list[Difference] = []
         self._seed, self._thread = seed, thread
         self._own, self._shared = f"tiny:{thread}", shared_device
@@ -57,7 +59,8 @@ class Player:
     def step(self) -> None:
         """Make a job, or play one of those there are."""
         choices = self._choices
-        if not self._pool or choices.random() < _RENEW:
+        is_due = choices.random() < _RENEW
+        if not self._pool or (is_due and self.renews):
             made = self.make(self._made)
             self._made += 1
             if made is not None:
