@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import needs_cpu_memory, needs_tiny, why_no_portable
+from harness import needs_cpu_memory, needs_tiny, on_portable, why_no_portable
 from torch.nn import functional as F
 from util import DEVICE
 
@@ -123,6 +123,19 @@ def test_the_next_number(dtype: torch.dtype) -> None:
     x = torch.tensor(given, dtype=dtype)
     a, b = x.repeat(len(given)), x.repeat_interleave(len(given))
     agree(lambda d: torch.nextafter(a.to(d), b.to(d)))
+
+
+def test_places_computed_from_integers_need_no_host(portable: str) -> None:
+    code = """
+x, y = torch.randn(169), torch.arange(-84, 85)
+def program(device):
+    a, b = x.to(device), y.to(device)
+    at = (b + 100) % 169
+    return [a[at - 169], a.reshape(13, 13)[at % 13, at // 13], a.take((b * 3) % 169)]
+for ours, theirs in zip(program("tiny"), program("cpu"), strict=True):
+    assert torch.equal(ours.cpu(), theirs)
+"""
+    assert on_portable(portable, code, TORCH_TINY_FALLBACK="error") == []
 
 
 SHARE = {"cpu": 72, "cl": 24, "webgpu": 24}

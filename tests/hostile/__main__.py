@@ -44,7 +44,7 @@ def _in_process(kind: str, count: int, seed: int) -> int:
 def _played(kind: str, first: int, count: int) -> int:
     import torch
 
-    import torch_tiny  # noqa: F401
+    import torch_tiny
     from torch_tiny.portable.kind import find_kind
 
     from .chains import Question, difference, questions
@@ -70,6 +70,9 @@ def _played(kind: str, first: int, count: int) -> int:
         for text in play(part):
             found += 1
             print(text, flush=True)
+    for failure in torch_tiny.report().failures:
+        found += 1
+        print(f"{failure.kind}: {failure.reason} {failure.where}", flush=True)
     spent = time.time() - started
     print(f"{kind}: {asked} chains, {found} differences, {spent:.0f} s", flush=True)
     return 1 if found else 0

@@ -264,7 +264,7 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     sink = graph_rewrite(sink, sym)
     sink = memory_coalescing(sink, renderer)
     sink = graph_rewrite(sink, symbolic_simple + ew_devectorizer, bottom_up=True)
-    sink = graph_rewrite(sink, sym + indexing_simplify)
+    sink = graph_rewrite(sink, sym + indexing_simplify + _gates)
     sink = graph_rewrite(sink, symbolic_simple + pm_lower_index_dtype + indexing_simplify, ctx={})
     sink = graph_rewrite(sink, symbolic)
     sink = graph_rewrite(sink, pm_cast_float_alu)
@@ -273,9 +273,7 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     late = early + get_late_rewrite_patterns(operators, False)
     sink = graph_rewrite(sink, early)
     if dtypes.int64 not in renderer.supported_dtypes():
-        # Where nobody reads a value its words are none: that has to get out of operators first.
-        sink = graph_rewrite(sink, symbolic_simple + plain_longs)
-        sink = graph_rewrite(sink, long_arithmetic)
+        sink = graph_rewrite(sink, plain_longs + long_arithmetic)
     sink = graph_rewrite(sink, pm_dtype_decomps + pm_commit_weak, ctx=(set(), renderer))
     sink = graph_rewrite(sink, late, ctx=renderer)
     sink = graph_rewrite(sink, move_gates)
@@ -296,6 +294,19 @@ def _block(reduce: UOp) -> int:
 
 
 _TILE_CHAIN = 128
+
+
+def _gate_outside(u: UOp) -> UOp | None:
+    """tinygrad's own rule for its operators: a place in memory is a choice of one and of none."""
+    for operand in u.src[:2]:
+        if operand.op is Ops.WHERE and operand.src[2].is_invalid:
+            gate, inside, none = operand.src
+            src = tuple(inside if s is operand else s for s in u.src)
+            return gate.where(u.replace(src=src), none)
+    return None
+
+
+_gates = PatternMatcher([(UPat(Ops.MULACC, dtypes.ints, name="u"), _gate_outside)])
 
 
 def _with_valid_operands(u: UOp) -> UOp | None:
