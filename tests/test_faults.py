@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from contextlib import suppress
+from functools import cache as cached
 from pathlib import Path
 
 import pytest
@@ -102,12 +103,17 @@ def test_a_hanging_gcc_ends_with_its_worker(tmp_path: Path, cache: Path) -> None
     auto(
         HOT
         + f"""
-uop.engine._worker.seconds = 15
-assert "no answer within 15 s" in failed(100), uop.engine.counts
-gcc = int(Path({str(tmp_path / "pid")!r}).read_text())
-assert not Path(f"/proc/{{gcc}}").exists() or "Z" in Path(f"/proc/{{gcc}}/stat").read_text()
+gcc, real = Path({str(tmp_path / "bin" / "gcc")!r}), Path({str(tmp_path / "bin" / "real")!r})
+gcc.rename(real)
+compiled(50)  # starting the worker takes its time
+real.rename(gcc)
+uop.engine._worker.seconds = 10
+assert "no answer within 10 s" in failed(100), uop.engine.counts
+hanging = int(Path({str(tmp_path / "pid")!r}).read_text())
+process = Path(f"/proc/{{hanging}}/stat")
+assert not process.exists() or ") Z" in process.read_text()
 uop.engine._worker.seconds = 300
-Path({str(tmp_path / "bin" / "gcc")!r}).unlink()
+gcc.unlink()
 compiled(200)
 """,
         cache,
@@ -207,6 +213,44 @@ compiled(200)
         cache,
         provokes="No usable temporary directory",
     )
+
+
+@cached
+def why_no_mounts() -> str:
+    """Why no file system can be mounted for a program alone."""
+    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    except FileNotFoundError:
+        return "no unshare"
+
+
+@pytest.mark.parametrize(
+    ("options", "program"),
+    [
+        ("noexec", "compiled(100)"),
+        ("ro", "compiled(100)"),  # then there is another one
+        ("size=8k", 'assert "No space left" in failed(100), uop.engine.counts'),
+    ],
+)
+def test_an_odd_temporary_folder(options: str, program: str, tmp_path: Path, cache: Path) -> None:
+    if reason := why_no_mounts():
+        pytest.skip(f"nothing can be mounted: {reason}")
+    mounted = f'mount -t tmpfs -o {options} none "$TMPDIR" && exec "$0" -c "$1"'
+    (tmp_path / "tmp").mkdir()
+    settings = {"TORCH_TINY_ENGINE": "auto", "TORCH_TINY_CACHE": str(cache)}
+    code = SETTLE + HOT + program
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", mounted, sys.executable, code],
+        cwd=ROOT,
+        env=environment({**settings, "TMPDIR": str(tmp_path / "tmp")}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("FailureWarning" in done.stderr) == ("failed" in program), done.stderr
 
 
 def test_a_full_disk_under_the_cache_is_told(cache: Path) -> None:
