@@ -47,6 +47,14 @@ _REFUSED = {
 }
 REFUSED = {f"aten::{name}": why for why, names in _REFUSED.items() for name in names.split()}
 
+# For these reasons any operator may be refused.
+REASONS = {
+    "memory seen as two types",
+    "a complex value for a real tensor",
+    "a write to memory that elements share",
+    "an argument of a kind that is not compiled",
+}
+
 # These have one for real numbers only.
 _REAL_ONLY = "_logcumsumexp cumprod logaddexp logspace.out renorm scatter.reduce"
 _OF_REAL = {*linalg.TABLE, *spectral.TABLE}

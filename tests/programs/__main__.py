@@ -113,12 +113,12 @@ def crashes(lines: list[str], times: int) -> bool:
 
 
 def spare_what_has_no_lowering() -> None:
-    from no_lowering import NO_LOWERING, REAL_ONLY, REFUSED
+    from no_lowering import NO_LOWERING, REAL_ONLY, REASONS, REFUSED
 
     from torch_tiny.engine import uop
 
     assert uop.engine is not None
-    spared = frozenset({*NO_LOWERING, *REFUSED, *REAL_ONLY})
+    spared = frozenset({*NO_LOWERING, *REFUSED, *REAL_ONLY, *REASONS})
     uop.engine.settings = replace(uop.engine.settings, spared=spared)
 
 

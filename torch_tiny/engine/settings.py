@@ -20,7 +20,7 @@ class Settings:
     cuda_graphs: bool = True
     """Whether a trace that runs often on CUDA memory becomes one CUDA graph."""
     spared: frozenset[str] = frozenset()
-    """In mode uop: operators that PyTorch's kernels may run where they have no lowering."""
+    """In mode uop: what may be left to PyTorch's kernels, by operator or by reason."""
 
 
 def from_environment() -> Settings:

@@ -115,7 +115,7 @@ class Engine:
         refused = "; ".join(
             f"{op} ({why})"
             for op, why in sorted(made["not_lowered"].items())
-            if op not in self.settings.spared
+            if not self.settings.spared & {op, why.rpartition(": ")[2]}
         )
         return f"TORCH_TINY_ENGINE=uop: there is no lowering for {refused}" if refused else ""
 
