@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from harness import agree, needs_tiny, numbers, python
@@ -103,3 +105,26 @@ def test_workers_that_use_the_device_say_that_they_cannot() -> None:
             print("fork" in str(error))
     """)
     assert out.strip() == "True"
+
+
+@needs_tiny
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_spawned_worker_that_sends_memory_of_the_device(pinned: bool, tmp_path: Path) -> None:
+    """The error was printed by a thread of the worker, and the program waited for ever."""
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import torch
+class OnDevice(torch.utils.data.Dataset):
+    def __len__(self): return 2
+    def __getitem__(self, i): return torch.ones(2, device="tiny")
+if __name__ == "__main__":
+    loader = torch.utils.data.DataLoader(
+        OnDevice(), num_workers=1, multiprocessing_context="spawn", pin_memory={pinned}
+    )
+    try:
+        list(loader)
+    except RuntimeError as error:
+        print(error)
+""")
+    out = python(f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')")
+    assert ("Pin memory thread exited" if pinned else "send tensor.cpu() instead") in out

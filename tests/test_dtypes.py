@@ -295,3 +295,28 @@ def test_result_type_and_defaults(device: str) -> None:
 )
 def test_what_a_dtype_cannot_do(program, device: str) -> None:  # type: ignore[no-untyped-def]
     agree_on_error(program, device)
+
+
+def test_integers_above_those_with_a_sign(device: str) -> None:
+    large = 2**63 + 5
+    for where in ("cpu", device):
+        x = torch.zeros(2, dtype=torch.uint64, device=where)
+        assert torch.full_like(x, large).tolist() == [large, large]
+        assert torch.full((1,), large, dtype=torch.uint64, device=where).tolist() == [large]
+        assert x.fill_(large).eq(large).tolist() == [True, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_histograms_of_integers(dtype: torch.dtype, device: str) -> None:
+    """Mixtures of experts count them on any device but the CPU, which counts floats."""
+    x = torch.tensor([3, 0, 1, 7, 7, 2, 9, 5], dtype=dtype)
+    for bins, least, most in ((8, 0, 7), (4, 0, 7), (5, 0, 0), (3, 2, 5), (10, 0, 9)):
+        expected = torch.histc(x.double(), bins, least, most)
+        got = torch.histc(x.to(device), bins, least, most)
+        assert got.dtype == dtype
+        assert got.tolist() == expected.tolist()
+        out = torch.empty(0, dtype=dtype, device=device)
+        assert torch.histc(x.to(device), bins, least, most, out=out) is out
+        assert out.tolist() == expected.tolist()
+    assert torch.histc(x[:1].to(device), 2).tolist() == torch.histc(x[:1].float(), 2).tolist()
+    assert torch.histc(x[:0].to(device), 2, 0, 1).tolist() == [0, 0]

@@ -27,6 +27,11 @@ SHAPES_AND_DTYPES: dict[str, Program] = {
     "stack_shapes": lambda d: torch.stack([torch.ones(2, device=d), torch.ones(3, device=d)]),
     "inplace_cast": lambda d: torch.ones(2, device=d).long().add_(1.5),
     "inplace_broadcast": lambda d: torch.ones(2, device=d).add_(torch.ones(3, 2, device=d)),
+    "copy_to_nothing": lambda d: torch.empty(0, device=d).copy_(torch.ones(3, device=d)),
+    "copy_to_no_rows": lambda d: torch.empty(2, 0, device=d).copy_(torch.ones(2, 3, device=d)),
+    "copy_to_fewer_of_none": lambda d: torch.empty(1, 0, device=d).copy_(torch.ones(5, 0)),
+    "copy_from_the_cpu_to_nothing": lambda d: torch.empty(0, device=d).copy_(torch.ones(3)),
+    "copy_to_nothing_on_the_cpu": lambda d: torch.empty(0).copy_(torch.ones(3, device=d)),
     "out_cast": lambda d: torch.add(torch.ones(2, device=d), 1.5, out=ints(1, 2, device=d)),
     "dimension": lambda d: torch.ones(2, device=d).sum(3),
     "same_dimension_twice": lambda d: torch.ones(2, 2, device=d).sum((0, 0)),
@@ -227,6 +232,28 @@ def test_what_may_be_mixed(device: str) -> None:
     assert x.tolist() == [0, 2, 2, 3]
     two.fill_(9)
     assert x.tolist() == [0, 2, 2, 3]
+
+
+@needs_tiny
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, out: torch.nonzero(x, out=out.long()),
+        lambda x, out: torch.sum(x, 0, out=out),
+        lambda x, out: torch.add(x[0], 1, out=out),
+        lambda x, out: out.add_(x[0]),
+    ],
+)
+def test_a_scalar_on_the_cpu_is_not_written(program: Callable[..., object], device: str) -> None:
+    """It may be read; as with CUDA."""
+    out = torch.tensor(5.0)
+    with pytest.raises(RuntimeError, match="same device"):
+        program(torch.ones(3, device=device), out)
+    assert out.tolist() == 5
+
+
+def test_a_tensor_on_the_cpu_is_filled_with_a_number_of_the_device(device: str) -> None:
+    assert torch.zeros(3).fill_(torch.tensor(2.0, device=device)).tolist() == [2, 2, 2]
 
 
 def test_a_recorded_scalar_does_not_see_a_later_write(device: str) -> None:

@@ -245,6 +245,30 @@ def test_layers(name: str, device: str) -> None:
     agree(program, device)
 
 
+@pytest.mark.parametrize("width", [8, 20, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("how", ["causal", "mask", "one_query"])
+def test_query_heads_that_share_a_key(
+    how: str, dtype: torch.dtype, width: int, device: str
+) -> None:
+    """Grouped-query attention: causal where a cache is filled, then token by token."""
+
+    def program(where: str) -> list[Tensor]:
+        shapes = ((2, 8, 1 if how == "one_query" else 16, width), *2 * [(2, 2, 16, width)])
+        q, k, v = (
+            numbers(*shape, dtype=dtype, seed=i).to(where).requires_grad_()
+            for i, shape in enumerate(shapes)
+        )
+        mask = torch.ones(16, 16, device=where).tril() > 0 if how == "mask" else None
+        out = F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=how == "causal", enable_gqa=True
+        )
+        out.float().square().sum().backward()
+        return [out, q.grad, k.grad, v.grad]
+
+    agree(program, device, strides=False)
+
+
 def test_packed_sequences(device: str) -> None:
     def program(where: str) -> list[Tensor]:
         torch.manual_seed(0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +212,84 @@ def test_repr(device: str) -> None:
     assert repr(torch.empty(0, device=device).long()).startswith("tensor([]")
     long: Tensor = torch.arange(5000, device=device)
     assert "..." in repr(long)
+
+
+class Rebuilt:
+    """Is pickled as a tensor of any sizes over three numbers."""
+
+    def __init__(self, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> None:
+        self.shape = (offset, size, stride)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        numbers = torch.storage.TypedStorage(
+            wrap_storage=torch.ones(3).untyped_storage(), dtype=torch.float32, _internal=True
+        )
+        return torch._utils._rebuild_tensor_v2, (numbers, *self.shape, False, OrderedDict())
+
+
+@pytest.mark.parametrize("how", ["name", "callable"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        (0, (1000,), (1,)),
+        (5, (3,), (1,)),
+        (0, (3,), (1000,)),
+        (2, (3,), (-1,)),
+        (-1, (1,), (1,)),
+        (2**40, (1,), (1,)),
+        (0, (2**20, 2**20, 2**20), (1, 1, 1)),
+        (0, (2**31, 2**31), (2**31, 1)),
+    ],
+)
+def test_a_file_whose_sizes_exceed_its_storage(given: Any, how: str, device: str) -> None:
+    def program(where: str) -> Tensor:
+        place: Any = where
+        if how == "callable":
+            place = lambda storage, _: storage if where == "cpu" else storage.to(device=where)  # noqa: E731
+        loaded = torch.load(saved(Rebuilt(*given)), weights_only=True, map_location=place)
+        assert isinstance(loaded, Tensor)
+        return loaded
+
+    with pytest.raises(RuntimeError) as expected:
+        program("cpu")
+    with pytest.raises(RuntimeError) as got:
+        program(device)
+    assert str(got.value).splitlines()[0] == str(expected.value).splitlines()[0]
+
+
+@needs_tiny
+def test_what_was_loaded_keeps_its_size(device: str) -> None:
+    """As on the CPU: a tensor over a file's storage does not grow, nor by out=."""
+    loaded = torch.load(saved(torch.ones(3)), map_location=device)
+    with pytest.raises(RuntimeError, match="not resizable"):
+        loaded.resize_(1000)
+    with pytest.raises(RuntimeError, match="not resizable"):
+        torch.add(torch.ones(1000, device=device), 1, out=loaded[:0])
+    assert loaded.add_(1).tolist() == [2, 2, 2]
+
+
+@needs_tiny
+def test_views_beyond_the_storage(device: str) -> None:
+    def programs(where: str) -> list[Callable[[], Tensor]]:
+        x = torch.ones(3, device=where)
+        return [
+            lambda: x.as_strided((4,), (1,)),
+            lambda: x.as_strided((2,), (3,)),
+            lambda: x.as_strided((1,), (1,), 3),
+            lambda: x.as_strided((1,), (1,), -1),
+            lambda: x.as_strided((3,), (-1,), 2),
+            lambda: x.as_strided_((4,), (1,)),
+            lambda: x.as_strided((2**32, 2**32), (2**32, 2**32)),
+            lambda: x.as_strided_scatter(torch.zeros(4, device=where), (4,), (1,)),
+            lambda: x.set_(x.untyped_storage(), -1, (3,), (1,)),
+            lambda: x.set_(x.untyped_storage(), 0, (3,), (-1,)),
+            lambda: x.set_(x.untyped_storage(), 0, (3,), (2**62,)),
+            lambda: x.set_(x.untyped_storage(), 2**62, (3,), (1,)),
+        ]
+
+    for ours, theirs in zip(programs(device), programs("cpu"), strict=True):
+        with pytest.raises(RuntimeError) as expected:
+            theirs()
+        with pytest.raises(RuntimeError) as got:
+            ours()
+        assert str(got.value).splitlines()[0] == str(expected.value).splitlines()[0]

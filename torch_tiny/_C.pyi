@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypedDict, TypeVar
 
-from torch import Generator, Tensor, dtype
+from torch import Generator, Tensor, UntypedStorage, dtype
 
 _T = TypeVar("_T")
 
@@ -98,6 +98,12 @@ def adopt_shared_buffer(index: int, buffer: int, nbytes: int, dtype: dtype, /) -
     """The same over a buffer of a portable device."""
 
 def note_traffic(direction: str, nbytes: int, /) -> None: ...
+def has_memory(tensor: Tensor, /) -> bool:
+    """Whether there is memory of a tiny device behind `tensor`: not if it is fake or functional."""
+
+def fix_size(storage: UntypedStorage, /) -> None:
+    """From now on `storage` cannot be resized."""
+
 def materialize(tensor: Tensor, /) -> None:
     """Run what `tensor` depends on, so that its data_ptr is real and the data is there."""
 

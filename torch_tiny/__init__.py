@@ -45,7 +45,16 @@ def _register() -> None:
 
     from torch.utils import backend_registration
 
-    from torch_tiny import at_exit, device, failures, interop, modules, optimizer
+    from torch_tiny import (
+        at_exit,
+        device,
+        distributed,
+        dynamo,
+        failures,
+        interop,
+        modules,
+        optimizer,
+    )
     from torch_tiny.engine import uop
 
     backend_registration.rename_privateuse1_backend("tiny")
@@ -57,6 +66,8 @@ def _register() -> None:
     interop.install()
     failures.install()
     at_exit.install()
+    distributed.install()
+    dynamo.install()
     modules.install()
     optimizer.install()
     uop.install()

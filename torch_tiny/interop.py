@@ -5,18 +5,19 @@ A tensor of another device, and one with `__torch_function__`, takes PyTorch's o
 """
 
 import functools
+import threading
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, UntypedStorage
+from torch.multiprocessing.reductions import reduce_storage
 from torch.overrides import has_torch_function_unary
 
 from torch_tiny import _C
 
 T = TypeVar("T")
-
-_storage = Tensor.untyped_storage  # as it was
 
 
 def install() -> None:
@@ -36,6 +37,9 @@ def install() -> None:
     _patch_storage("is_shared", _is_shared)
     for name in ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_"):
         _patch_storage(name, _refuse_to_share)
+    for name in ("to", "tiny"):
+        _patch_storage_move(name)
+    ForkingPickler.register(UntypedStorage, _reduce_storage)
 
 
 def _patch(owner: Any, name: str, tiny: Callable[..., Any]) -> None:
@@ -110,6 +114,20 @@ def _patch_storage(name: str, tiny: Callable[..., Any]) -> None:
     setattr(UntypedStorage, name, patched)
 
 
+def _patch_storage_move(name: str) -> None:
+    """A storage of a file keeps its size here too: a tensor larger than it must not grow it."""
+    original = getattr(UntypedStorage, name)
+
+    @functools.wraps(original)
+    def moved(storage: UntypedStorage, *args: Any, **kwargs: Any) -> UntypedStorage:
+        result: UntypedStorage = original(storage, *args, **kwargs)
+        if result is not storage and result.device.type == "tiny" and not storage.resizable():
+            _C.fix_size(result)
+        return result
+
+    setattr(UntypedStorage, name, moved)
+
+
 # Pickle and the old format of torch.save go through files; PyTorch would use the bare pointer.
 
 
@@ -139,21 +157,33 @@ def _is_shared(_: object, _storage: UntypedStorage) -> bool:
 
 
 def _refuse_to_share(_: object, storage: UntypedStorage, *_args: Any, **_kwargs: Any) -> None:
-    raise RuntimeError(
+    raise RuntimeError(_not_shared(storage))
+
+
+def _reduce_storage(storage: UntypedStorage) -> Any:
+    """What a queue sends to another process, a data loader's worker to its program.
+
+    The thread of a queue prints errors and leaves its reader waiting: there the error is sent.
+    """
+    if storage.device.type == "tiny" and threading.current_thread().name == "QueueFeederThread":
+        return _raise_here, (_not_shared(storage),)
+    return reduce_storage(storage)
+
+
+def _raise_here(message: str) -> None:
+    raise RuntimeError(message)
+
+
+def _not_shared(storage: UntypedStorage) -> str:
+    return (
         f"memory of {storage.device} cannot be shared between processes: "
         'send tensor.cpu() instead, and call .to("tiny") where it arrives'
     )
 
 
 def _not_ours(tensor: Tensor) -> bool:
-    """Whether PyTorch's own answer is right. Fake, sparse and vmapped tensors have no memory."""
-    return (
-        has_torch_function_unary(tensor)
-        or tensor.is_cpu
-        or tensor.device.type != "tiny"
-        or not torch._C._has_storage(tensor)
-        or _storage(tensor).device.type != "tiny"
-    )
+    """Whether PyTorch's own answer is right."""
+    return has_torch_function_unary(tensor) or tensor.is_cpu or not _C.has_memory(tensor)
 
 
 def _host_twin(tensor: Tensor) -> Tensor:

@@ -5,7 +5,10 @@
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <torch/library.h>
+
+#include <cmath>
 
 #include "host_call.h"
 #include "storage.h"
@@ -39,6 +42,22 @@ Tensor metadata_on_host(const Tensor& tensor) {
   return result;
 }
 
+// There is no entry for cuDNN's attention. What it takes, efficient attention takes as well, but
+// for key heads that several query heads share; flash attention has them, though no masks. Else
+// PyTorch repeats the heads itself.
+at::SDPBackend instead_of_cudnn(
+    const Tensor& query, const Tensor& key, const Tensor& value, bool masked, bool causal) {
+  constexpr int64_t kWidestFlashHead = 256;
+  constexpr int64_t kHeads = -3;
+  if (query.size(kHeads) == key.size(kHeads) && query.size(kHeads) == value.size(kHeads)) {
+    return at::SDPBackend::efficient_attention;
+  }
+  const bool is_flash = !masked && query.size(-1) == value.size(-1) &&
+      query.size(-1) <= kWidestFlashHead && key.size(kHeads) == value.size(kHeads) &&
+      !(causal && query.size(-2) != key.size(-2));
+  return is_flash ? at::SDPBackend::flash_attention : at::SDPBackend::math;
+}
+
 int64_t choose(
     const Tensor& query,
     const Tensor& key,
@@ -63,16 +82,28 @@ int64_t choose(
       causal,
       scale,
       enable_gqa));
-  // PyTorch takes "flash" on a device from outside for the CPU's; on CUDA memory it comes in by
-  // the entry for such devices. cuDNN's has no such entry.
   if (host_device(index).type() != c10::kCPU) {
+    if (choice == at::SDPBackend::cudnn_attention) {
+      choice = instead_of_cudnn(query, key, value, host_mask.has_value(), causal);
+    }
+    // PyTorch takes "flash" on a device from outside for the CPU's; on CUDA memory it comes in by
+    // the entry for such devices.
     if (choice == at::SDPBackend::flash_attention) {
       choice = at::SDPBackend::overrideable;
-    } else if (choice == at::SDPBackend::cudnn_attention) {
-      choice = at::SDPBackend::efficient_attention;
     }
   }
   return static_cast<int64_t>(choice);
+}
+
+// Flash attention wants heads of a multiple of 8; zeros change nothing but the usual scale.
+Tensor padded(const Tensor& tensor) {
+  constexpr int64_t kMultiple = 8;
+  const auto over = tensor.size(-1) % kMultiple;
+  return over == 0 ? tensor : at::constant_pad_nd(tensor, {0, kMultiple - over});
+}
+
+double scale_of(const Tensor& query, std::optional<double> scale) {
+  return scale.value_or(1.0 / std::sqrt(static_cast<double>(query.size(-1))));
 }
 
 auto fused_attention(
@@ -84,8 +115,17 @@ auto fused_attention(
     bool causal,
     bool return_debug_mask,
     std::optional<double> scale) {
-  return at::_scaled_dot_product_flash_attention(
-      query, key, value, dropout, causal, return_debug_mask, scale);
+  auto results = at::_scaled_dot_product_flash_attention(
+      padded(query),
+      padded(key),
+      padded(value),
+      dropout,
+      causal,
+      return_debug_mask,
+      scale_of(query, scale));
+  auto& out = std::get<0>(results);
+  out = out.slice(-1, 0, query.size(-1));
+  return results;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> fused_attention_backward(
@@ -107,11 +147,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fused_attention_backward(
     const Tensor& philox_offset,
     std::optional<double> scale) {
   auto [grad_query, grad_key, grad_value] = at::_scaled_dot_product_flash_attention_backward_symint(
-      grad_out,
-      query,
-      key,
-      value,
-      out,
+      padded(grad_out),
+      padded(query),
+      padded(key),
+      padded(value),
+      padded(out),
       logsumexp,
       cum_seq_q,
       cum_seq_k,
@@ -121,8 +161,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fused_attention_backward(
       causal,
       philox_seed,
       philox_offset,
-      scale);
-  return {grad_query, grad_key, grad_value, Tensor()};
+      scale_of(query, scale));
+  const auto width = query.size(-1);
+  return {
+      grad_query.slice(-1, 0, width),
+      grad_key.slice(-1, 0, width),
+      grad_value.slice(-1, 0, width),
+      Tensor()};
 }
 
 }  // namespace

@@ -1,11 +1,15 @@
 // Copies: within a device they are recorded; from and to other devices they cross memories.
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/copy.h>
+#include <ATen/ops/fill.h>
+#include <ATen/ops/item.h>
 #include <ATen/ops/resize.h>
 #include <torch/library.h>
 
 #include <algorithm>
 
+#include "composed.h"
 #include "host_call.h"
 #include "record.h"
 #include "run.h"
@@ -69,6 +73,14 @@ void copy_across(const at::Tensor& to, const at::Tensor& from, bool non_blocking
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   ensure_ready();
   if (to.numel() == 0) {
+    const auto common = at::infer_size(to.sizes(), from.sizes());
+    const c10::IntArrayRef broadcast(common);
+    TORCH_CHECK(
+        to.sizes() == broadcast,
+        "output with shape ",
+        to.sizes(),
+        " doesn't match the broadcast shape ",
+        broadcast);
     return to;
   }
   if (!is_tiny(to)) {
@@ -88,6 +100,19 @@ at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
   return copy_from(from, to, false);
 }
 
+at::Tensor& fill_from_device(at::Tensor& self, const at::Tensor& value) {
+  TORCH_CHECK(
+      value.dim() == 0,
+      "fill_ only supports 0-dimension value tensor but got tensor with ",
+      value.dim(),
+      " dimensions.");
+  return self.fill_(value.item());
+}
+
+bool fills_elsewhere(c10::ArrayRef<c10::IValue> arguments) {
+  return !is_tiny(arguments[0].toTensor());
+}
+
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   at::Scalar result;
   Queue::of(self.device().index()).settle(TinyStorage::of(self), "item", [&] {
@@ -104,6 +129,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &tiny::copy_from);
   m.impl("_copy_from_and_resize", &tiny::copy_from_and_resize);
   m.impl("_local_scalar_dense", &tiny::local_scalar_dense);
+  m.impl("fill_.Tensor", tiny::composed_kernel<&tiny::fill_from_device, &tiny::fills_elsewhere>());
 }
 
 // A copy minds the conjugate and negative bits itself, as copy_ does.

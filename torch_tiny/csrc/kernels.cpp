@@ -126,6 +126,10 @@ at::Tensor& set_storage_offset(
                                  : at::DimVector(c10::contiguous_strides(sizes));
     strides = kept;
   }
+  TORCH_CHECK(
+      source.device().type() != kTiny ||
+          dynamic_cast<TinyStorage*>(source.unsafeGetStorageImpl()) != nullptr,
+      "this storage on device 'tiny' has no memory: it belongs to a fake or functional tensor");
   const auto nbytes =
       at::detail::computeStorageNbytes(sizes, strides, self.dtype().itemsize(), offset);
   at::native::checkSetStorage(self, source, offset, sizes, strides);

@@ -11,6 +11,7 @@
 #include "operator.h"
 #include "portable_module.h"
 #include "portable_random.h"
+#include "resize.h"
 #include "run.h"
 #include "shared.h"
 #include "storage.h"
@@ -22,9 +23,17 @@ namespace py = pybind11;
 namespace tiny {
 namespace {
 
+// Whether there is memory of ours behind a tensor. Fake, functional, sparse and vmapped tensors on
+// device "tiny" have none, or a storage of another kind.
+bool has_memory(const at::Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  return tensor.device().type() == kTiny && impl->has_storage() &&
+      dynamic_cast<TinyStorage*>(impl->unsafe_storage().unsafeGetStorageImpl()) != nullptr;
+}
+
 void check_tiny(const at::Tensor& tensor) {
   TORCH_CHECK(
-      tensor.device().type() == kTiny, "expected a tensor on device 'tiny', got ", tensor.device());
+      has_memory(tensor), "expected a tensor with memory on device 'tiny', got ", tensor.device());
 }
 
 at::Tensor host_alias(const at::Tensor& tensor) {
@@ -253,6 +262,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("shared_tensor", &shared_tensor);
   m.def("adopt_shared", &adopt_shared);
   m.def("adopt_shared_buffer", &adopt_shared_buffer);
+  m.def("has_memory", &has_memory);
+  m.def("fix_size", &fix_size);
   m.def("materialize", &materialize);
   m.def("default_generator", [](c10::DeviceIndex index) { return default_generator(index); });
   m.def("metrics", &metrics);

@@ -288,7 +288,7 @@ void record_view(Operator& op, Queue& queue, c10::Stack* stack, const Arguments&
 bool grow(const Queue& queue, const Signature& signature, const Arguments& arguments) {
   for (const auto i : signature.grown) {
     const auto& storage = TinyStorage::of(*arguments.tensors[i]);
-    if (storage.nbytes() != 0 || storage.trace == queue.trace.id) {
+    if (storage.nbytes() != 0 || storage.trace == queue.trace.id || !storage.resizable()) {
       return false;
     }
   }
@@ -301,6 +301,26 @@ bool grow(const Queue& queue, const Signature& signature, const Arguments& argum
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(spec.sizes, spec.strides);
   }
   return true;
+}
+
+// TorchScript knows more of the tensors in a list of indices than that they are tensors; to PyTorch
+// such a list is none of the kinds of list that there are.
+void retype_indices(c10::Stack& stack, size_t count) {
+  for (auto value = stack.end() - static_cast<ptrdiff_t>(count); value != stack.end(); ++value) {
+    if (!value->isList() || value->isOptionalTensorList()) {
+      continue;
+    }
+    const auto type = value->toList().elementType();
+    if (type->kind() != c10::TypeKind::OptionalType ||
+        type->containedType(0)->kind() != c10::TypeKind::TensorType) {
+      continue;
+    }
+    c10::List<std::optional<at::Tensor>> indices;
+    for (const auto& item : value->toListRef()) {
+      indices.push_back(item.toOptional<at::Tensor>());
+    }
+    *value = std::move(indices);
+  }
 }
 
 void bump_versions(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
@@ -366,6 +386,7 @@ void record(const c10::OperatorHandle& handle, c10::Stack* stack) {
   auto& op = operator_of(handle);
   const auto count = op.writes.size();
   Arguments arguments;
+  retype_indices(*stack, count);
   const auto given = torch::jit::last(*stack, count);
   if (C10_UNLIKELY(op.bumps_versions)) {
     bump_versions(op, given);

@@ -13,6 +13,7 @@ void resize_storage(const c10::Storage& storage, size_t nbytes) {
   if (nbytes == tiny.nbytes()) {
     return;
   }
+  TORCH_CHECK(tiny.resizable(), "Trying to resize storage that is not resizable");
   TORCH_CHECK(
       tiny.exports.load() == 0,
       "Trying to resize storage that is not resizable: a numpy array or a DLPack tensor shares it");
@@ -21,6 +22,14 @@ void resize_storage(const c10::Storage& storage, size_t nbytes) {
       "Trying to resize storage that is not resizable: tinygrad shares its memory; resize a "
       "clone()");
   Queue::of(tiny.device().index()).settle(tiny, "resize", [&] { tiny.resize(nbytes); });
+}
+
+void fix_size(const c10::Storage& storage) {
+  auto& tiny = *static_cast<TinyStorage*>(storage.unsafeGetStorageImpl());
+  tiny.set_resizable(false);
+  Queue::of(tiny.device().index()).settle(tiny, "a storage that keeps its size", [&] {
+    tiny.memory(Access::kRead).unsafeGetStorageImpl()->set_resizable(false);
+  });
 }
 
 void resize_tensor(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) {

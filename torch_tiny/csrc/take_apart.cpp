@@ -42,7 +42,8 @@ void TakeApart::draw_hidden_numbers() {
 }
 
 void TakeApart::foreign_tensor(const at::Tensor& tensor, c10::Device device, bool in_index_list) {
-  const bool allowed = tensor.dim() == 0 || in_index_list || op_.takes_cpu_tensors;
+  const bool allowed =
+      !is_written_ && (tensor.dim() == 0 || in_index_list || op_.takes_cpu_tensors);
   if (device.type() != c10::kCPU || tensor.layout() != c10::kStrided || !allowed) {
     different_devices({kTiny, out_.device < 0 ? current_device() : out_.device}, device);
   }
@@ -179,6 +180,7 @@ void take_apart(const Operator& op, c10::ArrayRef<c10::IValue> stack, Arguments&
   TakeApart visitor(op, out);
   out.draws_hidden = op.draws_hidden(stack);
   for (size_t i = 0; i < stack.size(); ++i) {
+    visitor.next_is(op.writes[i]);
     visitor.argument(stack[i], op.takes_generator[i]);
   }
   visitor.finish();

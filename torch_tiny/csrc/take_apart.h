@@ -82,6 +82,10 @@ class TakeApart {
     out.draws_hidden = op.hidden_generator;
   }
 
+  // Comes before an argument that the operator writes, or may write.
+  void next_is(bool written) {
+    is_written_ = written;
+  }
   void argument(const c10::IValue& value, bool generator);
   void argument(const at::Tensor& tensor) {
     this->tensor(tensor, false);
@@ -113,6 +117,7 @@ class TakeApart {
 
   const Operator& op_;
   Arguments& out_;
+  bool is_written_ = false;
   c10::SmallVector<size_t, 1> default_generators_;  // indices into the values
 };
 
@@ -160,7 +165,7 @@ inline void TakeApart::argument(bool value) {
 }
 
 inline void TakeApart::argument(const at::Scalar& scalar) {
-  if (scalar.isIntegral(/*includeBool=*/false) && !scalar.isSymbolic()) {
+  if (scalar.type() == c10::kLong && !scalar.isSymbolic()) {
     argument(scalar.toLong());
   } else {
     argument(c10::IValue(scalar), false);

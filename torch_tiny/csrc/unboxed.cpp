@@ -86,9 +86,10 @@ class Unboxed<Return(Args...)> {
         return result;
       }
     }
-    // Autograd's own kernel is the same for all devices.
+    // Autograd's own kernel is the same for all devices. The Python dispatcher names keys that have
+    // had their turn again: with one of them left in, the call would come back here for ever.
     return typed_.redispatch(
-        keys.remove(c10::DispatchKey::AutogradFunctionality).add(c10::DispatchKey::AutogradOther),
+        (keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther),
         std::forward<Args>(args)...);
   }
 
@@ -102,7 +103,8 @@ class Unboxed<Return(Args...)> {
   Return record_anew(Args... args) const {
     Arguments arguments;
     TakeApart visitor(op_, arguments);
-    (visitor.argument(args), ...);
+    auto is_written = op_.writes.begin();
+    ((visitor.next_is(*is_written++), visitor.argument(args)), ...);
     visitor.finish();
     if constexpr (std::is_reference_v<Return>) {
       if (arguments.keyed && record_known(op_, arguments, [](Queue&, const Signature&) {})) {
