@@ -186,13 +186,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "TMPDIR": str(folder),  # of gcc's too: it goes with the worker
         "PATH": os.pathsep.join(filter(os.path.isabs, os.get_exec_path())),
-        # The sanitizer of a program would need more memory than a worker may have.
-        "LD_PRELOAD": os.pathsep.join(lib for lib in _preloaded() if not lib.endswith("san.so")),
     }
-
-
-def _preloaded() -> list[str]:
-    return os.environ.get("LD_PRELOAD", "").replace(" ", os.pathsep).split(os.pathsep)
 
 
 def _paths() -> list[str]:
