@@ -112,6 +112,15 @@ def test_a_sum_of_negative_zeros() -> None:
     agree(lambda d: torch.full((8, 8), -0.0, device=d).sum(1))
 
 
+def test_negative_zeros_are_put_and_taken_in_halves() -> None:
+    def put(device: str) -> torch.Tensor:
+        zeros = torch.full((9,), -0.0, device=device).bfloat16()
+        x = torch.ones(64, device=device).bfloat16()
+        return x.index_put((torch.arange(9, device=device),), zeros)
+
+    agree(put)
+
+
 def test_heaviside_of_nan() -> None:
     agree(lambda d: torch.heaviside(torch.tensor(FLOATS).to(d), torch.full((13,), 7.0).to(d)))
 

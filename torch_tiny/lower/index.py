@@ -6,6 +6,7 @@ from typing import Any
 from torch_tiny.lower.arithmetic import maximum, minimum
 from torch_tiny.lower.conditions import require, require_index
 from torch_tiny.lower.promote import (
+    HALVES,
     NoLowering,
     Number,
     Operand,
@@ -337,6 +338,8 @@ def _picked(hit: UOp, values: UOp, dim: int) -> UOp:
     """The one value that was hit."""
     if values.dtype == dtypes.bool:
         return _picked(hit, values.cast(dtypes.uint8), dim).cast(dtypes.bool)
+    if values.dtype in HALVES:  # a conversion under the sum would keep it from becoming a load
+        return _picked(hit, values.cast(dtypes.float32), dim).cast(values.dtype)
     return _kept(hit, values).sum((dim,), dtype=values.dtype)
 
 
