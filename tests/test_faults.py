@@ -320,6 +320,19 @@ def test_a_worker_killed_or_stopped_100_times() -> None:
         assert failed > 10
 
 
+def test_a_worker_whose_answer_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_tiny.engine import worker as module
+
+    *options, start = module._COMMAND
+    monkeypatch.setattr(module, "_COMMAND", (*options, f"exec({QUICK!r}); {start}"))
+    running = module._Running()
+    running.socket.sendall(b'{"trace": "x", "everything": false, "target": "cpu"}\n')
+    running.socket.recv(1)
+    running.socket.close()
+    assert running.process.wait(20) == -signal.SIGKILL
+    assert not running._folder.exists()
+
+
 def _signal(pid: int, number: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)

@@ -25,24 +25,30 @@ def main(folder: str, program: str) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    given = (connection, jobs, int(program), Path(folder))
-    threading.Thread(target=_receive, args=given, daemon=True).start()
-    _serve(connection, jobs, Path(folder))
+
+    def receive() -> None:
+        """A thread of its own, so that the end of the program ends a compile that is under way."""
+        try:
+            _receive(connection, jobs, int(program))
+        finally:  # a program that was killed with an answer unread is an error
+            _end(Path(folder))
+
+    threading.Thread(target=receive, daemon=True).start()
+    try:
+        _serve(connection, jobs, Path(folder))
+    finally:
+        _end(Path(folder))
 
 
-def _receive(
-    connection: socket.socket, jobs: "queue.SimpleQueue[bytes]", program: int, folder: Path
-) -> None:
-    """A thread of its own, so that the end of the program ends a compile that is under way."""
+def _receive(connection: socket.socket, jobs: "queue.SimpleQueue[bytes]", program: int) -> None:
+    """Until the program has ended; its forked children may still hold its end of the socket."""
     pending = b""
-    while True:
-        if os.getppid() != program:  # its forked children may still hold its end of the socket
-            _end(folder)
+    while os.getppid() == program:
         if not select.select([connection], [], [], _LOOK)[0]:
             continue
         data = connection.recv(1 << 20)
         if not data:
-            _end(folder)
+            return
         *lines, pending = (pending + data).split(b"\n")
         for line in lines:
             jobs.put(line)
@@ -69,7 +75,7 @@ def _serve(connection: socket.socket, jobs: "queue.SimpleQueue[bytes]", folder: 
         answer["bytes"] = len(content)
         connection.sendall(json.dumps(answer).encode() + b"\n" + content)
         if hangs:  # gcc may have started what does
-            _end(folder)
+            return
 
 
 def _end(folder: Path) -> None:
