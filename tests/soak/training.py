@@ -47,7 +47,8 @@ class Training:
         self.play(turn)
 
     def play(self, turn: Turn) -> None:
-        shape = (max(self._batch, 2), *NETS[self._net]()[1][1:])
+        with host_numbers(self._batch):  # which the layers draw
+            shape = (max(self._batch, 2), *NETS[self._net]()[1][1:])
         device, cpu = (self._side(where, shape) for where in (turn.device, "cpu"))
         for number in range(self._steps):
             x = data(*shape, dtype=self._dtype, seed=number + 100 * turn.inputs)
