@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 from harness import needs_tiny, synchronize
+
+from torch_tiny import _C
 
 pytestmark = needs_tiny
 
@@ -166,3 +169,54 @@ def test_allocated_counts_storages_once() -> None:
     synchronize()
     assert torch.tiny.memory_allocated() - before <= BLOCK
     assert views[3].sum().item() == 2 * (MIB - 3)
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limit"),
+    [
+        ("0::/a/b\n", {"a/b/memory.max": "3000", "a/memory.max": "max"}, 3000),
+        ("0::/a/b\n", {"a/b/memory.max": "3000", "a/memory.max": "2000"}, 2000),
+        ("0::/\n", {"memory.max": "1000"}, 1000),
+        ("0::/not/seen/from/here\n", {"memory.max": "1000"}, 1000),
+        ("7:cpu:/x\n4:blkio,memory:/a\n", {"memory/a/memory.limit_in_bytes": "500"}, 500),
+        ("0::/a\n", {}, 2**64 - 1),
+        ("", {"memory.max": "1000"}, 2**64 - 1),
+    ],
+)
+def test_limits_of_containers_are_found(
+    groups: str, files: dict[str, str], limit: int, tmp_path: Path
+) -> None:
+    (tmp_path / "groups").write_text(groups)
+    for name, text in files.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(text + "\n")
+    found = _C.memory_limit_of_groups(str(tmp_path / "groups"), str(tmp_path / "root"))
+    assert found == limit
+
+
+def test_a_plan_in_use_outlives_many_others(device: str) -> None:
+    x = torch.ones(5000, device=device)
+
+    def one(place: int) -> None:
+        (x[place : place + 4] + 1).sum().item()
+
+    one(0)
+    one(0)
+    for place in range(1, 2500):
+        one(place)
+        if place % 100 == 0:
+            misses = torch.tiny.metrics()["plan_misses"]
+            one(0)
+            assert torch.tiny.metrics()["plan_misses"] == misses, place
+
+
+def test_code_that_is_made_anew_is_not_kept(device: str) -> None:
+    x = torch.ones(3, device=device)
+    alive = []
+    for _ in range(300):
+        code = compile("y = (x + 1).sum().item()", "<made>", "exec")
+        exec(code, {"x": x})
+        alive.append(weakref.ref(code))
+        del code
+    assert sum(ref() is not None for ref in alive) < 5
+    assert any("<made>:1" in cause["where"] for cause in torch.tiny.metrics()["causes"])

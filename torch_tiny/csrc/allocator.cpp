@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "cgroup.h"
 #include "device.h"
 #include "portable.h"
 
@@ -75,9 +77,11 @@ size_t rounded(size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
+// What there is of it, or what a container may use.
 size_t physical_memory() {
-  static const size_t bytes =
-      static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
+  static const size_t bytes = std::min(
+      static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGE_SIZE)),
+      memory_limit_of_groups("/proc/self/cgroup", "/sys/fs/cgroup"));
   return bytes;
 }
 
@@ -152,13 +156,8 @@ class Cache {
     cache.allocations.remove(1);
     cache.allocated.remove(static_cast<int64_t>(size));
     cache.requested.remove(static_cast<int64_t>(requested));
-    if (size >= kSmallest && !in_bad_fork()) {
-      std::lock_guard lock(cache.mutex_);
-      if (cache.cached_ + size <= physical_memory() / 4) {
-        cache.cached_ += size;
-        cache.free_[size].push_back(base);
-        return;
-      }
+    if (size >= kSmallest && !in_bad_fork() && cache.keep(base, size)) {
+      return;
     }
     std::free(base);
     cache.reserved.remove(static_cast<int64_t>(size));
@@ -183,6 +182,21 @@ class Cache {
   std::atomic<int64_t> retries{0}, ooms{0};
 
  private:
+  // Whoever frees must not hear of errors: where there is no memory to note it, it is given back.
+  bool keep(void* base, size_t size) noexcept {
+    std::lock_guard lock(mutex_);
+    if (cached_ + size > physical_memory() / 4) {
+      return false;
+    }
+    try {
+      free_[size].push_back(base);
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+    cached_ += size;
+    return true;
+  }
+
   void* take(size_t size) {
     std::lock_guard lock(mutex_);
     auto found = free_.find(size);
@@ -278,7 +292,7 @@ struct TinyAllocator final : c10::DeviceAllocator {
     }
     const auto available = static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) *
         static_cast<size_t>(sysconf(_SC_PAGE_SIZE));
-    return {available, physical_memory()};
+    return {std::min(available, physical_memory()), physical_memory()};
   }
 };
 

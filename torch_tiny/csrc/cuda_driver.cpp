@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "device.h"
+
 namespace tiny {
 namespace {
 
@@ -45,6 +47,19 @@ void use_pytorch_context() {
 }
 
 }  // namespace
+
+// Waits for kernels that still run. Where it fails the process is ending, or was forked.
+CudaLibrary::~CudaLibrary() {
+  if (module_ != nullptr && !in_bad_fork()) {
+    try {
+      static auto* unload = reinterpret_cast<int (*)(void*)>(symbol("cuModuleUnload"));
+      use_pytorch_context();
+      unload(module_);
+    } catch (const c10::Error&) {
+      return;
+    }
+  }
+}
 
 void CudaLibrary::load() {
   static auto* load = reinterpret_cast<int (*)(void**, const void*)>(symbol("cuModuleLoadData"));

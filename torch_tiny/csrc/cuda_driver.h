@@ -20,6 +20,9 @@ struct CudaLaunch {
 class CudaLibrary {
  public:
   explicit CudaLibrary(std::string code) : code_(std::move(code)) {}
+  ~CudaLibrary();
+  CudaLibrary(const CudaLibrary&) = delete;
+  CudaLibrary& operator=(const CudaLibrary&) = delete;
 
   // Loads it if it is not; if that fails, warns, and says so from then on.
   bool is_usable();

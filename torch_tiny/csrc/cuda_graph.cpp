@@ -17,6 +17,7 @@
 #include "allocator.h"
 #include "cuda_driver.h"
 #include "engine.h"
+#include "gil.h"
 #include "runner.h"
 
 namespace py = pybind11;
@@ -66,22 +67,6 @@ c10::Stream capture_stream(c10::Device host) {
   }
   const auto stream = c10::impl::VirtualGuardImpl(kCudaType).getStreamFromGlobalPool(host, false);
   return streams->emplace(host.index(), stream).first->second;
-}
-
-// What PyTorch asks before it picks a kernel.
-uint64_t global_flags() {
-  const auto& context = at::globalContext();
-  uint64_t flags = static_cast<uint64_t>(context.float32MatmulPrecision());
-  for (const bool flag :
-       {context.deterministicAlgorithms(),
-        context.deterministicCuDNN(),
-        context.benchmarkCuDNN(),
-        context.allowTF32CuDNN(),
-        context.allowTF32CuBLAS(),
-        context.userEnabledCuDNN()}) {
-    flags = flags << 1 | static_cast<uint64_t>(flag);
-  }
-  return flags;
 }
 
 bool is_number(const c10::IValue& value) {
@@ -225,7 +210,7 @@ void clear_errors(c10::Device host) {
 // PyTorch's own class looks after the memory that a graph works on. Null if `body` cannot be
 // captured: then nothing has been done.
 py::object captured(c10::Device host, c10::function_ref<bool()> body) {
-  py::gil_scoped_acquire gil;
+  const WithGil gil;
   bury();
   const auto cuda = py::module_::import("torch.cuda");
   auto graph = cuda.attr("CUDAGraph")(/*keep_graph=*/true);
@@ -235,7 +220,7 @@ py::object captured(c10::Device host, c10::function_ref<bool()> body) {
     begun = true;
     bool done = false;
     {
-      py::gil_scoped_release no_gil;
+      const WithoutGil no_gil;
       done = body();
     }
     begun = false;
@@ -317,7 +302,7 @@ void PlanGraph::watch(const Trace& trace) {
 
 bool PlanGraph::fits(const Trace& trace, c10::Device host) {
   const auto stream = c10::impl::VirtualGuardImpl(kCudaType).getStream(host);
-  if (stream.id() != stream_ || global_flags() != flags_ ||
+  if (stream.id() != stream_ || trace.flags != flags_ ||
       !std::equal(
           trace.values.begin(), trace.values.end(), values_.begin(), values_.end(), are_equal)) {
     return false;
@@ -387,12 +372,12 @@ bool PlanGraph::capture(Trace& trace, const Plan& plan, c10::DeviceIndex device)
     return false;
   }
   {
-    py::gil_scoped_acquire gil;
+    const WithGil gil;
     exec_ = reinterpret_cast<void*>(graph.attr("raw_cuda_graph_exec")().cast<uintptr_t>());
     graph_ = graph.release().ptr();
   }
   stream_ = stream.id();
-  flags_ = global_flags();
+  flags_ = trace.flags;
   values_ = trace.values;
   outputs_.clear();
   for (uint32_t slot = 0; slot < slots.size(); ++slot) {

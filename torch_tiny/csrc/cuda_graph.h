@@ -56,7 +56,7 @@ class PlanGraph {
   int captures_ = 0;
   int misses_ = 0;          // in a row
   bool has_moved_ = false;  // another capture would fit better
-  uint64_t flags_ = 0;      // of PyTorch, that choose its kernels
+  Flags flags_;             // of PyTorch, that choose its kernels
   int64_t stream_ = 0;
   std::vector<Input> inputs_;
   std::vector<Output> outputs_;

@@ -215,7 +215,7 @@ py::object next_job(double patience) {
 std::function<std::string(const Job&)> compiling(py::object function) {
   auto* kept = new py::object(std::move(function));  // never dropped: no GIL at exit
   return [kept](const Job& job) -> std::string {
-    py::gil_scoped_acquire gil;
+    const WithGil gil;
     try {
       return (*kept)(job.device, job.plan, job.trace, lines_of(job)).cast<std::string>();
     } catch (py::error_already_set& error) {
@@ -252,7 +252,7 @@ void bind_engine(py::module& m) {
   m.def("set_random_kernels", [](py::object function) {
     auto* kept = new py::object(std::move(function));  // never dropped: no GIL at exit
     set_random_kernels([kept](c10::DeviceIndex gpu) -> std::string {
-      py::gil_scoped_acquire gil;
+      const WithGil gil;
       try {
         return (*kept)(gpu).cast<std::string>();
       } catch (py::error_already_set& error) {

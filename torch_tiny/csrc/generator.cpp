@@ -31,46 +31,47 @@ const c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
 // Calls recorded earlier draw their numbers before the state is read or changed.
 class HostGenerator final : public c10::GeneratorImpl {
+  // Another thread may go on drawing: kernels do so under the lock of the generator behind.
+  template <typename Body>
+  auto settled(const Body& body) const {
+    run_trace(device().index(), "generator");
+    std::lock_guard lock(host_.unsafeGetGeneratorImpl()->mutex_);
+    return body(*host_.unsafeGetGeneratorImpl());
+  }
+
  public:
   HostGenerator(c10::DeviceIndex index, at::Generator host)
       : c10::GeneratorImpl(c10::Device(kTiny, index), kKeys), host_(std::move(host)) {}
 
   void set_current_seed(uint64_t seed) override {
-    settled().set_current_seed(seed);
+    settled([&](auto& host) { host.set_current_seed(seed); });
   }
   void set_offset(uint64_t offset) override {
-    settled().unsafeGetGeneratorImpl()->set_offset(offset);
+    settled([&](auto& host) { host.set_offset(offset); });
   }
   uint64_t get_offset() const override {
-    return settled().unsafeGetGeneratorImpl()->get_offset();
+    return settled([](auto& host) { return host.get_offset(); });
   }
   uint64_t current_seed() const override {
     return host_.current_seed();
   }
   uint64_t seed() override {
-    return settled().seed();
+    return settled([](auto& host) { return host.seed(); });
   }
   void set_state(const c10::TensorImpl& state) override {
-    settled().unsafeGetGeneratorImpl()->set_state(state);
+    settled([&](auto& host) { host.set_state(state); });
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    return settled().unsafeGetGeneratorImpl()->get_state();
+    return settled([](auto& host) { return host.get_state(); });
   }
   const at::Generator& host() const {
     return host_;
   }
 
  private:
-  const at::Generator& settled() const {
-    run_trace(device().index(), "generator");
-    return host_;
-  }
-  at::Generator& settled() {
-    run_trace(device().index(), "generator");
-    return host_;
-  }
   HostGenerator* clone_impl() const override {
-    return new HostGenerator(device().index(), settled().clone());
+    const auto host = settled([](auto& generator) { return generator.clone(); });
+    return new HostGenerator(device().index(), at::Generator(host));
   }
 
   at::Generator host_;

@@ -67,12 +67,8 @@ class TinyGuard final : public c10::impl::DeviceGuardImplInterface {
     return previous;
   }
   bool queryStream(const c10::Stream& stream) const override {
-    auto& queue = Queue::of(stream.device_index());
-    {
-      std::lock_guard lock(queue.mutex);
-      if (!queue.trace.empty()) {
-        return false;
-      }
+    if (!Queue::of(stream.device_index()).is_idle()) {
+      return false;
     }
     const auto host = host_device(stream.device_index());
     if (host.type() == c10::kCPU) {

@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "allocator.h"
+#include "cgroup.h"
 #include "data_sized.h"
 #include "device.h"
 #include "engine_module.h"
@@ -43,7 +44,6 @@ at::Tensor host_alias(const at::Tensor& tensor) {
       "memory of ",
       device_name(tensor.device().index()),
       " cannot be shared: use tensor.cpu(), which copies it");
-  const torch::PyWarningHandler warnings;  // what runs now may warn, as in PyTorch's own functions
   at::Tensor result;
   Queue::of(tensor.device().index()).run_then("memory shared", [&] {
     result = exported_tensor(tensor);
@@ -54,7 +54,6 @@ at::Tensor host_alias(const at::Tensor& tensor) {
 // Shares it with tinygrad, which looks only after a synchronize: operators go on being recorded.
 at::Tensor host_memory(const at::Tensor& tensor) {
   check_tiny(tensor);
-  const torch::PyWarningHandler warnings;
   at::Tensor result;
   Queue::of(tensor.device().index()).run_then("memory shared", [&] {
     result = host_tensor(tensor);
@@ -67,11 +66,10 @@ at::Tensor host_memory(const at::Tensor& tensor) {
 // run on the device.
 py::object share_buffer(const at::Tensor& tensor, const py::function& lend) {
   check_tiny(tensor);
-  const torch::PyWarningHandler warnings;
   py::object result;
   Queue::of(tensor.device().index()).run_then("memory shared", [&] {
     share_storage(tensor.storage());
-    py::gil_scoped_acquire gil;
+    const WithGil gil;
     result = lend(TinyStorage::of(tensor).home());
   });
   return result;
@@ -96,19 +94,18 @@ std::optional<at::Tensor> shared_tensor(
 
 void materialize(const at::Tensor& tensor) {
   check_tiny(tensor);
-  const torch::PyWarningHandler warnings;
   auto& storage = TinyStorage::of(tensor);
   Queue::of(tensor.device().index()).settle(storage, "data_ptr", [&] {
     storage.memory(Access::kRead);
   });
 }
 
-py::dict metrics() {
+// Of all devices together.
+Metrics total_metrics() {
   Metrics total;
-  py::dict by_operator, at_once;
   for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
     auto& queue = Queue::of(index);
-    std::lock_guard lock(queue.mutex);
+    const auto lock = locked(queue.mutex);
     const auto& one = queue.metrics;
     total.calls += one.calls;
     total.traces += one.traces;
@@ -128,14 +125,23 @@ py::dict metrics() {
       total.news[what] += count;
     }
   }
-  for_each_operator([&](Operator& op) {
-    if (const auto calls = op.calls) {
-      by_operator[py::str(op.name)] = calls;
+  return total;
+}
+
+py::dict metrics() {
+  const auto total = total_metrics();
+  std::vector<std::tuple<std::string, uint64_t, uint64_t>> operators;
+  for_each_operator(
+      [&](Operator& op) { operators.emplace_back(op.name, op.calls, op.at_once.load()); });
+  py::dict by_operator, at_once;
+  for (const auto& [name, calls, calls_at_once] : operators) {
+    if (calls != 0) {
+      by_operator[py::str(name)] = calls;
     }
-    if (const auto calls = op.at_once.load()) {
-      at_once[py::str(op.name)] = calls;
+    if (calls_at_once != 0) {
+      at_once[py::str(name)] = calls_at_once;
     }
-  });
+  }
   auto listed = [](const std::map<std::pair<std::string, Where>, uint64_t>& counted) {
     py::list entries;
     for (const auto& [cause, count] : counted) {
@@ -171,7 +177,7 @@ py::dict metrics() {
 void reset_metrics() {
   for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
     auto& queue = Queue::of(index);
-    std::lock_guard lock(queue.mutex);
+    const auto lock = locked(queue.mutex);
     queue.metrics = {};
   }
   reset_portable_counts();
@@ -223,9 +229,15 @@ void init(const std::vector<std::string>& hosts, const std::string& numbers) {
 void set_limits(size_t calls, size_t bytes) {
   for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
     auto& queue = Queue::of(index);
-    std::lock_guard lock(queue.mutex);
+    const auto lock = locked(queue.mutex);
     queue.limits = {calls, bytes};
   }
+}
+
+// A function that runs what was recorded, which may warn and raise as PyTorch's own functions do.
+template <typename Function>
+void def_running(py::module& m, const char* name, Function&& function) {
+  m.def(name, torch::wrap_pybind_function(std::forward<Function>(function)));
 }
 
 }  // namespace
@@ -240,14 +252,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_device", &set_device);
   m.def("exchange_device", &exchange_device);
   m.def("device_host", [](c10::DeviceIndex index) { return device_name(index); });
-  m.def("synchronize", [](c10::DeviceIndex index) {
-    const torch::PyWarningHandler warnings;
+  def_running(m, "synchronize", [](c10::DeviceIndex index) {
     run_trace(index, "synchronize");
     WithoutGil no_gil;
     wait_for_host(index);
   });
-  m.def("run", [](c10::DeviceIndex index, const std::string& reason) {
-    const torch::PyWarningHandler warnings;
+  def_running(m, "run", [](c10::DeviceIndex index, const std::string& reason) {
     static auto* kept = new std::unordered_set<std::string>;  // it may run after we return
     run_trace_soon(index, kept->insert(reason).first->c_str());
   });
@@ -256,15 +266,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       Queue::of(index).finish();
     }
   });
-  m.def("host_alias", &host_alias);
-  m.def("host_memory", &host_memory);
-  m.def("share_buffer", &share_buffer);
+  def_running(m, "host_alias", &host_alias);
+  def_running(m, "host_memory", &host_memory);
+  def_running(m, "share_buffer", &share_buffer);
   m.def("shared_tensor", &shared_tensor);
   m.def("adopt_shared", &adopt_shared);
   m.def("adopt_shared_buffer", &adopt_shared_buffer);
   m.def("has_memory", &has_memory);
   m.def("fix_size", &fix_size);
-  m.def("materialize", &materialize);
+  def_running(m, "materialize", &materialize);
   m.def("default_generator", [](c10::DeviceIndex index) { return default_generator(index); });
   m.def("metrics", &metrics);
   m.def("reset_metrics", &reset_metrics);
@@ -272,6 +282,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("reset_peak_memory_stats", &reset_peak_memory_stats);
   m.def("reset_accumulated_memory_stats", &reset_accumulated_memory_stats);
   m.def("empty_cache", &empty_cache);
+  m.def("memory_limit_of_groups", &memory_limit_of_groups);
   m.def("set_limits", &set_limits);
   m.def("in_bad_fork", &in_bad_fork);
   bind_engine(m);

@@ -3,6 +3,7 @@
 #include <Python.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <mutex>
@@ -25,6 +26,19 @@ constexpr std::array<std::string_view, 5> kChooseByDevice = {
     "aten::mode.values",
     "aten::conj_physical_",
     "aten::addr_"};
+
+// Parts of the names of operators behind which are libraries of matrix products and networks. One
+// more than there should be costs some nanoseconds a call.
+constexpr std::array<std::string_view, 20> kOfLibraries = {
+    "mm",       "mv",      "dot",  "matmul", "einsum",   "linear",      "attention",
+    "conv",     "lstm",    "gru",  "rnn",    "cdist",    "linalg",      "solve",
+    "cholesky", "inverse", "pool", "norm",   "ctc_loss", "grid_sampler"};
+
+bool may_ask_special_flags(std::string_view name) {
+  return std::any_of(kOfLibraries.begin(), kOfLibraries.end(), [&](std::string_view part) {
+    return name.find(part) != std::string_view::npos;
+  });
+}
 
 struct Table {
   std::mutex mutex;
@@ -123,7 +137,9 @@ struct Retire final : c10::OpRegistrationListener {
         return;
       }
     }
-    run_everything("an operator was deregistered");
+    for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
+      Queue::of(index).run_and_keep_failure("an operator was deregistered");
+    }
     std::lock_guard lock(table().mutex);
     auto found = table().operators.find(identity(op));
     if (found != table().operators.end()) {
@@ -175,6 +191,7 @@ Operator::Operator(const c10::OperatorHandle& op)
   }
   is_listwise = name.rfind("aten::_foreach_", 0) == 0;
   bumps_versions = is_listwise && writes_any;
+  asks_special_flags = !is_builtin(name) || may_ask_special_flags(name);
   asks_grad_mode = name == "aten::mkldnn_rnn_layer";
   warns_in_vain = name == "aten::_cudnn_rnn";  // weights are in one piece on plain CUDA only
   hidden_generator = op.hasTag(at::Tag::nondeterministic_seeded) && generator < 0;

@@ -40,17 +40,26 @@ PortableFunctions& portable_functions() {
   return *functions;
 }
 
+// Destructors call these: without memory for the note itself, what is dropped is never freed.
 void drop_buffer(c10::DeviceIndex index, Buffer buffer, size_t nbytes) {
   std::lock_guard lock(state().mutex);
-  state().buffers.at(index).push_back(buffer);
   auto& memory = state().memory.at(index);
   --memory.buffers;
   memory.bytes -= static_cast<int64_t>(nbytes);
+  try {
+    state().buffers.at(index).push_back(buffer);
+  } catch (const std::bad_alloc&) {
+    return;
+  }
 }
 
 void drop_program(int64_t program) {
   std::lock_guard lock(state().mutex);
-  state().programs.push_back(program);
+  try {
+    state().programs.push_back(program);
+  } catch (const std::bad_alloc&) {
+    return;
+  }
 }
 
 std::vector<Buffer> dropped_buffers(c10::DeviceIndex index) {

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "gil.h"
 #include "portable.h"
 
 namespace py = pybind11;
@@ -12,7 +13,7 @@ namespace {
 // Calls a function of Python from a thread that may or may not hold the GIL.
 template <typename Body>
 auto in_python(const Body& body) {
-  py::gil_scoped_acquire gil;
+  const WithGil gil;
   try {
     return body();
   } catch (py::error_already_set& error) {

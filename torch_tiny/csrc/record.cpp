@@ -18,6 +18,7 @@ constexpr const char* kDataDependent = "data-dependent operator";
 constexpr const char* kUnknownMetadata = "result metadata not known yet";
 constexpr size_t kMostRehearsed = size_t{4} << 20;         // bytes of a call
 constexpr const char* kSegments = "aten::segment_reduce";  // made-up lengths do not add up
+constexpr const char* kSwitched = "a switch of PyTorch was changed";
 constexpr const char* kShared = "memory shared with numpy or DLPack";
 
 void push_results(
@@ -82,7 +83,7 @@ void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& 
   const auto given = torch::jit::last(*stack, op.writes.size());
   auto signature = make_signature(op, given, arguments);
   {
-    std::lock_guard lock(queue.mutex);
+    const auto lock = locked(queue.mutex);
     ++queue.metrics.metadata_misses;
   }
   c10::SmallVector<at::Tensor, 8> tensors;  // the stack will be gone
@@ -112,7 +113,7 @@ void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& 
     op.kind = Operator::Kind::kAtOnce;
     return;
   }
-  std::lock_guard lock(queue.mutex);
+  const auto lock = locked(queue.mutex);
   queue.signatures.insert(std::move(signature));
 }
 
@@ -197,7 +198,7 @@ bool foretell_large_lists(
   if (!foretell_lists(*signature, given, arguments)) {
     return false;
   }
-  std::lock_guard lock(queue.mutex);
+  const auto lock = locked(queue.mutex);
   ++queue.metrics.metadata_misses;
   queue.signatures.insert(std::move(signature));
   return true;
@@ -231,7 +232,7 @@ bool foretell(
       check_type(arguments.device, result.spec.dtype);
     }
   }
-  std::lock_guard lock(queue.mutex);
+  const auto lock = locked(queue.mutex);
   ++queue.metrics.metadata_misses;
   queue.signatures.insert(std::move(signature));
   return true;
@@ -353,8 +354,14 @@ bool record_known(
     queue.run_soon(kTurn);
   }
   bool is_all_again = false;
+  const auto flags = flags_now(op.asks_special_flags);
   {
-    std::lock_guard lock(queue.mutex);
+    auto lock = locked(queue.mutex);
+    while (C10_UNLIKELY(!queue.trace.accepts(flags))) {
+      lock.unlock();
+      queue.run(kSwitched);
+      lock = locked(queue.mutex);
+    }
     const auto* signature = queue.signatures.find(op, arguments);
     if (C10_UNLIKELY(signature == nullptr || signature->stale.load(std::memory_order_relaxed))) {
       return false;

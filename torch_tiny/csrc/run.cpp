@@ -1,9 +1,8 @@
 #include "run.h"
 
-#include <Python.h>
-
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 
@@ -19,7 +18,6 @@ namespace tiny {
 namespace {
 
 constexpr size_t kMostSignatures = 16'384;
-constexpr size_t kMostBatches = 4;  // more would only hold memory
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -64,6 +62,16 @@ std::pair<std::string, Where> why_new(const Trace& trace, const Plan* last) {
       trace.calls.size() < count ? "fewer calls" : "tensors: which are kept or shared",
       trace.calls.back().where};
 }
+
+struct Deeper {
+  explicit Deeper(int& depth) : depth_(depth) {
+    ++depth_;
+  }
+  ~Deeper() {
+    --depth_;
+  }
+  int& depth_;
+};
 
 }  // namespace
 
@@ -117,185 +125,143 @@ void Queue::run_turn(Turn& turn, c10::function_ref<void()> body) {
 }
 
 bool Queue::is_pending(const TinyStorage& storage) {
-  std::lock_guard lock(mutex);
+  const auto lock = locked(mutex);
   return storage.trace == trace.id;
 }
 
-// Cuts off what was recorded. Which slots are temporary is decided here, while nobody drops them.
+bool Queue::is_idle() {
+  const auto lock = locked(mutex);
+  return is_idle_when_locked();
+}
+
+Queue::Underway::Underway(Queue& queue, uint64_t trace) : queue_(&queue), trace_(trace) {
+  queue.underway_.push_back(trace);
+}
+
+Queue::Underway::~Underway() {
+  if (queue_ != nullptr) {
+    const auto lock = locked(queue_->mutex);
+    auto& all = queue_->underway_;
+    all.erase(std::find(all.begin(), all.end(), trace_));
+  }
+}
+
+// Cuts off what was recorded.
 std::optional<Queue::Batch> Queue::take(const char* reason) {
   Batch batch;
   batch.reason = reason;
   std::shared_ptr<const Plan> last;
   {
-    std::lock_guard lock(mutex);
+    const auto lock = locked(mutex);
     if (trace.empty()) {
       return std::nullopt;
     }
-    Trace next = reason == kLimit ? trace.split(trace.find_restart()) : std::move(spare_);
-    spare_ = Trace();
-    batch.trace = std::move(trace);
-    trace = std::move(next);
+    batch.underway = Underway(*this, trace.id);
+    or_fail(trace, [&] {
+      Trace next = reason == kLimit ? trace.split(trace.find_restart()) : std::move(spare_);
+      spare_ = Trace();
+      batch.trace = std::move(trace);
+      trace = std::move(next);
+    });
     is_full = false;
     last = followed;
   }
-  if (reason != kAhead) {  // there every moment counts
-    batch.place = where();
-  }
-  {
-    std::lock_guard lock(plans_mutex_);
-    batch.plan = plans_.find(batch.trace, batch.hit);
-  }
-  if (batch.hit) {
-    has_repeated_ = true;
-  } else {
-    batch.news = why_new(batch.trace, last.get());
-  }
-  std::lock_guard lock(mutex);
+  or_fail(batch.trace, [&] {
+    if (reason != kAhead) {  // there every moment counts
+      batch.place = where();
+    }
+    {
+      std::lock_guard lock(plans_mutex_);
+      batch.plan = plans_.find(batch.trace, batch.hit);
+    }
+    if (batch.hit) {
+      has_repeated_ = true;
+    } else {
+      batch.news = why_new(batch.trace, last.get());
+    }
+  });
+  const auto lock = locked(mutex);
   followed = batch.plan;
   is_ahead_ = reason == kAhead;
   was_waited_for = has_thread_ && batch.hit && is_asked_for(reason);
   return batch;
 }
 
+// However it ends, what the trace should have made has a value or raises why it has none.
 void Queue::execute(Batch batch) {
   const auto begin = std::chrono::steady_clock::now();
-  Runner runner(batch.trace, *batch.plan, device_);
-  auto as_graph = PlanGraph::Done::kNothing;
-  ++depth_;
-  {
-    HostScope scope(device_);
-    if (batch.stream.has_value()) {
-      c10::impl::VirtualGuardImpl(batch.stream->device_type()).exchangeStream(*batch.stream);
-    }
-    if (const auto refused = compile(batch.trace, *batch.plan); !refused.empty()) {
-      runner.fail_all(refused);
-    } else if (
-        as_graph = run_as_graph(batch.trace, *batch.plan); as_graph == PlanGraph::Done::kNothing) {
-      runner.run();
-    }
-  }
-  --depth_;
-  batch.trace.clear();
-  {
-    std::lock_guard lock(mutex);
-    spare_ = std::move(batch.trace);
-    ++metrics.traces;
-    ++(batch.hit ? metrics.plan_hits : metrics.plan_misses);
-    metrics.syncs += is_asked_for(batch.reason) ? 1 : 0;
-    metrics.relayouts += runner.relayouts;
-    metrics.graphs += as_graph == PlanGraph::Done::kCaptured ? 1 : 0;
-    metrics.graph_runs += as_graph == PlanGraph::Done::kNothing ? 0 : 1;
-    metrics.seconds_running += seconds_since(begin);
-    if (batch.reason != kAhead) {  // who waits for it will be the cause
-      ++metrics.causes[{batch.reason, batch.place}];
-    }
-    if (!batch.hit) {
-      ++metrics.news[batch.news];
-    }
+  Outcome outcome;
+  try {
+    outcome = run_batch(batch);
+  } catch (...) {
+    outcome.failure = std::current_exception();
+    batch.trace.fail(outcome.failure);
   }
   const auto interrupted = std::exchange(interruption, nullptr);
-  if (const auto& failure = runner.failure != nullptr ? runner.failure : interrupted) {
+  batch.trace.clear();
+  count(batch, outcome, seconds_since(begin));
+  {
+    const auto lock = locked(mutex);
+    spare_ = std::move(batch.trace);
+  }
+  if (const auto& failure = outcome.failure != nullptr ? outcome.failure : interrupted) {
     std::rethrow_exception(failure);
   }
 }
 
-void Queue::run_soon(const char* reason) {
-  if (!has_thread_ || !has_repeated_ || std::this_thread::get_id() == server_) {
-    return run(reason);
+Queue::Outcome Queue::run_batch(Batch& batch) {
+  Outcome outcome;
+  Runner runner(batch.trace, *batch.plan, device_);
+  const Deeper deeper(depth_);
+  const HostScope scope(device_);
+  const WithFlags flags(batch.trace.flags);
+  if (batch.stream.has_value()) {
+    c10::impl::VirtualGuardImpl(batch.stream->device_type()).exchangeStream(*batch.stream);
   }
-  check_usable();
-  WithoutGil no_gil;
-  std::unique_lock lock(batches_mutex_);
-  batches_changed_.wait(lock, [&] { return batches_.size() < kMostBatches; });
-  const auto id = [&] {
-    std::lock_guard recording(mutex);
-    return trace.id;
-  }();
-  auto batch = take(reason);
-  if (!batch.has_value()) {
-    return;
+  if (const auto refused = compile(batch.trace, *batch.plan); !refused.empty()) {
+    runner.fail_all(refused);
+  } else {
+    outcome.as_graph = run_as_graph(batch.trace, *batch.plan);
+    if (outcome.as_graph == PlanGraph::Done::kNothing) {
+      runner.run();
+    }
   }
-  const auto host = host_device(device_);
-  batch->stream = c10::impl::VirtualGuardImpl(host.type()).getStream(host);
-  batches_.push_back(std::move(*batch));
-  oldest_ = oldest_ == 0 ? id : oldest_;
-  if (server_ == std::thread::id()) {
-    std::thread thread([this] { serve(); });
-    server_ = thread.get_id();
-    thread.detach();
-  }
-  lock.unlock();
-  batches_changed_.notify_all();
+  outcome.failure = runner.failure;
+  outcome.relayouts = runner.relayouts;
+  return outcome;
 }
 
-void Queue::serve() {
-  for (;;) {
-    {
-      std::unique_lock lock(batches_mutex_);
-      batches_changed_.wait(lock, [&] { return !batches_.empty(); });
-    }
-    std::lock_guard running(running_);
-    Batch batch;
-    {
-      std::lock_guard lock(batches_mutex_);
-      if (batches_.empty()) {
-        continue;
-      }
-      batch = std::move(batches_.front());
-      batches_.pop_front();
-      is_serving_ = true;
-    }
-    std::exception_ptr failure;
-    try {
-      execute(std::move(batch));
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    {
-      std::lock_guard lock(batches_mutex_);
-      is_serving_ = false;
-      if (batches_.empty()) {
-        oldest_ = 0;
-      }
-      if (batch_failure_ == nullptr) {
-        batch_failure_ = failure;
-      }
-    }
-    batches_changed_.notify_all();
+void Queue::count(const Batch& batch, const Outcome& outcome, double seconds) {
+  const auto lock = locked(mutex);
+  ++metrics.traces;
+  ++(batch.hit ? metrics.plan_hits : metrics.plan_misses);
+  metrics.syncs += is_asked_for(batch.reason) ? 1 : 0;
+  metrics.relayouts += outcome.relayouts;
+  metrics.graphs += outcome.as_graph == PlanGraph::Done::kCaptured ? 1 : 0;
+  metrics.graph_runs += outcome.as_graph == PlanGraph::Done::kNothing ? 0 : 1;
+  metrics.seconds_running += seconds;
+  if (batch.reason != kAhead) {  // who waits for it will be the cause
+    ++metrics.causes[{batch.reason, batch.place}];
   }
-}
-
-void Queue::finish() {
-  WithoutGil no_gil;
-  try {
-    wait_for_batches();
-  } catch (...) {
-    return;  // the program ends, and nobody asked
+  if (!batch.hit) {
+    ++metrics.news[batch.news];
   }
 }
 
 // Someone needs what ran ahead, as was expected.
 void Queue::note_wait(const char* reason) {
-  std::lock_guard lock(mutex);
+  if (!has_thread_) {
+    return;
+  }
+  const auto place = where();  // not with the lock held
+  const auto lock = locked(mutex);
   if (!is_ahead_ || !trace.empty() || !is_asked_for(reason)) {
     return;
   }
   is_ahead_ = false;
   was_waited_for = true;
   ++metrics.syncs;
-  ++metrics.causes[{reason, where()}];
-}
-
-// Waits for the thread and raises what it found.
-void Queue::wait_for_batches() {
-  if (!has_thread_ || std::this_thread::get_id() == server_) {
-    return;
-  }
-  std::unique_lock lock(batches_mutex_);
-  batches_changed_.wait(lock, [&] { return batches_.empty() && !is_serving_; });
-  if (batch_failure_ != nullptr) {
-    std::rethrow_exception(std::exchange(batch_failure_, nullptr));
-  }
+  ++metrics.causes[{reason, place}];
 }
 
 // The right to run, and what was recorded, cut off at a moment when nothing recorded earlier is
@@ -303,10 +269,11 @@ void Queue::wait_for_batches() {
 Queue::Turn Queue::lock_to_run(const char* reason, const TinyStorage* storage) {
   for (;;) {
     wait_for_batches();
+    raise_kept_failure();
     Turn turn{std::unique_lock(running_), std::nullopt};
     std::unique_lock batches(batches_mutex_);
     // A kernel written in Python may use the device on that thread: nobody else will do the rest.
-    while (std::this_thread::get_id() == server_ && !batches_.empty()) {
+    while (std::this_thread::get_id() == server_.load() && !batches_.empty()) {
       auto batch = std::move(batches_.front());
       batches_.pop_front();
       batches.unlock();
@@ -326,8 +293,8 @@ Queue::Turn Queue::lock_to_run(const char* reason, const TinyStorage* storage) {
 }
 
 bool Queue::is_on_its_way(const TinyStorage& storage) {
-  std::scoped_lock lock(batches_mutex_, mutex);
-  return storage.trace == trace.id || (oldest_ != 0 && storage.trace >= oldest_);
+  const auto lock = locked(mutex);
+  return storage.trace == trace.id || (!underway_.empty() && storage.trace >= underway_.front());
 }
 
 // Asks for the plan to be compiled where that is due. Returns why it cannot run, if it cannot.
@@ -411,13 +378,11 @@ void Queue::run_at_once(Operator& op, c10::Stack* stack, const char* reason) {
 
 // Programs whose shapes never repeat must not fill the memory. Traces refer to signatures.
 void Queue::forget_signatures_if_many() {
-  std::scoped_lock lock(batches_mutex_, mutex);
-  const bool is_idle = trace.empty() && batches_.empty() && depth_ == 0;
-  if (signatures.size() > kMostSignatures && is_idle) {
-    signatures.clear();
+  const auto lock = locked(mutex);
+  if (signatures.size() > kMostSignatures && is_idle_when_locked()) {
     followed = nullptr;
     std::lock_guard plans(plans_mutex_);
-    plans_.clear();
+    signatures.keep(plans_.keep_recent(kMostSignatures / 2));
   }
 }
 
@@ -432,18 +397,6 @@ void run_trace_soon(c10::DeviceIndex index, const char* reason) {
 void run_everything(const char* reason) {
   for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
     run_trace(index, reason);
-  }
-}
-
-WithoutGil::WithoutGil() {
-  if (Py_IsInitialized() && PyGILState_Check()) {
-    state_ = PyEval_SaveThread();
-  }
-}
-
-WithoutGil::~WithoutGil() noexcept(false) {
-  if (state_ != nullptr) {
-    PyEval_RestoreThread(static_cast<PyThreadState*>(state_));
   }
 }
 

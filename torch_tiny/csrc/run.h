@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "cuda_graph.h"
+#include "gil.h"
 
 namespace tiny {
 
@@ -70,8 +71,14 @@ class Queue {
   // whoever needs the results, or runs anything on this device, waits for it and hears of errors.
   void run_soon(const char* reason);
 
+  // The same for who cannot be told of an error: whoever runs next on this device hears of it.
+  void run_and_keep_failure(const char* reason) noexcept;
+
   // Before the process ends: waits for what was left to the thread.
   void finish();
+
+  // Whether all that was recorded has run. Waits for nothing.
+  bool is_idle();
 
   // Whether a call recorded here is the first of a backward pass, or the first after one: places
   // where a thread of its own is given what was recorded so far.
@@ -127,8 +134,28 @@ class Queue {
   static std::array<Queue*, kMost> all_;
   static Queue& make(c10::DeviceIndex index);
 
+  // While it lives, readers of what a trace computes wait for it.
+  class Underway {
+   public:
+    Underway() = default;
+    Underway(Queue& queue, uint64_t trace);  // with the mutex held
+    Underway(Underway&& other) noexcept
+        : queue_(std::exchange(other.queue_, nullptr)), trace_(other.trace_) {}
+    Underway& operator=(Underway&& other) noexcept {
+      std::swap(queue_, other.queue_);
+      std::swap(trace_, other.trace_);
+      return *this;
+    }
+    ~Underway();
+
+   private:
+    Queue* queue_ = nullptr;
+    uint64_t trace_ = 0;
+  };
+
   // A trace that is about to run, and all that has to be known when it was cut off.
   struct Batch {
+    Underway underway;
     Trace trace;
     std::shared_ptr<const Plan> plan;
     bool hit = false;
@@ -143,13 +170,27 @@ class Queue {
     std::optional<Batch> batch;
   };
 
+  // What became of a batch.
+  struct Outcome {
+    std::exception_ptr failure;
+    uint64_t relayouts = 0;
+    PlanGraph::Done as_graph = PlanGraph::Done::kNothing;
+  };
+
   std::optional<Batch> take(const char* reason);
   void execute(Batch batch);
+  Outcome run_batch(Batch& batch);
+  void count(const Batch& batch, const Outcome& outcome, double seconds);
   Turn lock_to_run(const char* reason, const TinyStorage* storage);
   void run_turn(Turn& turn, c10::function_ref<void()> body);
   void wait_for_batches();
+  void raise_kept_failure();
+  bool has_server();
   void serve();
   bool is_on_its_way(const TinyStorage& storage);
+  bool is_idle_when_locked() const {
+    return trace.empty() && underway_.empty();
+  }
   void note_wait(const char* reason);
   void forget_signatures_if_many();
   std::string compile(const Trace& running, const Plan& plan);
@@ -158,8 +199,9 @@ class Queue {
   const c10::DeviceIndex device_;
   std::recursive_mutex running_;
   int depth_ = 0;  // a kernel written in Python may use the device, and run what it recorded
-  bool is_ahead_ = false;  // the last trace ran before anyone asked; guarded by `mutex`
-  Trace spare_;            // keeps its capacity from run to run; guarded by `mutex`
+  bool is_ahead_ = false;           // the last trace ran before anyone asked; guarded by `mutex`
+  Trace spare_;                     // keeps its capacity from run to run; guarded by `mutex`
+  std::vector<uint64_t> underway_;  // traces cut off and not done, oldest first; likewise
   PlanCache plans_;
   std::mutex plans_mutex_;
 
@@ -171,25 +213,12 @@ class Queue {
   std::condition_variable batches_changed_;
   std::deque<Batch> batches_;
   bool is_serving_ = false;
-  uint64_t oldest_ = 0;  // the first trace of those; 0 if there is none
-  std::thread::id server_;
-  std::exception_ptr batch_failure_;
+  std::atomic<std::thread::id> server_;
+  std::exception_ptr kept_failure_;  // that nobody could be told of
 };
 
 void run_trace(c10::DeviceIndex index, const char* reason);
 void run_trace_soon(c10::DeviceIndex index, const char* reason);
 void run_everything(const char* reason);
-
-// Releases the GIL, if this thread holds it, for as long as it lives.
-class WithoutGil {
- public:
-  WithoutGil();
-  ~WithoutGil() noexcept(false);  // the interpreter may end this thread here
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
- private:
-  void* state_ = nullptr;
-};
 
 }  // namespace tiny

@@ -195,11 +195,18 @@ void SignatureTable::insert(std::unique_ptr<Signature> signature) {
   bucket.push_back(std::move(signature));
 }
 
-void SignatureTable::clear() {
+void SignatureTable::keep(const std::unordered_set<const Signature*>& kept) {
+  const auto is_dropped = [&](const std::unique_ptr<Signature>& signature) {
+    return kept.count(signature.get()) == 0;
+  };
   recent_.fill(nullptr);
-  table_.clear();
-  replaced_.clear();
   size_ = 0;
+  std::erase_if(replaced_, is_dropped);
+  for (auto& [hash, bucket] : table_) {
+    std::erase_if(bucket, is_dropped);
+    size_ += bucket.size();
+  }
+  std::erase_if(table_, [](const auto& entry) { return entry.second.empty(); });
 }
 
 std::vector<bool> written_tensors(const Signature& signature) {

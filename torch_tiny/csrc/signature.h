@@ -10,6 +10,7 @@
 #include <atomic>
 #include <memory>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "operator.h"
@@ -119,7 +120,8 @@ class SignatureTable {
   size_t size() const {
     return size_;
   }
-  void clear();
+  // Drops all others. No trace may refer to them.
+  void keep(const std::unordered_set<const Signature*>& kept);
 
  private:
   size_t place(const Operator& op) const {

@@ -1,11 +1,13 @@
 #include "trace.h"
 
+#include <algorithm>
 #include <atomic>
 
 namespace tiny {
 namespace {
 
 constexpr size_t kMostPlans = 1024;
+constexpr size_t kDropped = 64;       // of them at a time
 constexpr size_t kRestartLength = 8;  // calls that must agree for a place to be a restart
 
 uint64_t next_trace_id() {
@@ -14,10 +16,12 @@ uint64_t next_trace_id() {
 }
 
 // A slot that only the trace refers to is a temporary, unless tinygrad will look at its memory.
-bool is_temporary(const Trace& trace, size_t slot) {
-  const auto& storage = trace.slots[slot];
+// Nobody can refer to it again, but others may be let go of at any time: this is asked once.
+bool is_temporary(const c10::intrusive_ptr<TinyStorage>& storage) {
   return storage.use_count() == 1 && !storage->is_shared();
 }
+
+constexpr size_t kWordsOfSlot = 2;
 
 void write_words(const Trace& trace, std::vector<uint64_t>& words) {
   words.clear();
@@ -31,11 +35,12 @@ void write_words(const Trace& trace, std::vector<uint64_t>& words) {
       words.push_back(static_cast<uint64_t>(use.offset));
     }
   }
-  for (size_t slot = 0; slot < trace.slots.size(); ++slot) {
-    words.push_back(is_temporary(trace, slot));
+  for (const auto& storage : trace.slots) {
+    words.push_back(is_temporary(storage));
     // Compiled code is about all of a storage, however little of it a call sees.
-    words.push_back(trace.slots[slot] ? trace.slots[slot]->nbytes() : 0);
+    words.push_back(storage ? storage->nbytes() : 0);
   }
+  std::atomic_thread_fence(std::memory_order_acquire);  // after what those who let go had done
 }
 
 Plan make_plan(const Trace& trace, std::vector<uint64_t> words) {
@@ -43,6 +48,8 @@ Plan make_plan(const Trace& trace, std::vector<uint64_t> words) {
   Plan plan;
   plan.id = next_id.fetch_add(1);
   plan.words = std::move(words);
+  const auto* slot_words =
+      plan.words.data() + plan.words.size() - kWordsOfSlot * trace.slots.size();
   std::vector<uint32_t> last_use(trace.slots.size(), 0);
   for (size_t i = 0; i < trace.calls.size(); ++i) {
     const auto& call = trace.calls[i];
@@ -56,7 +63,7 @@ Plan make_plan(const Trace& trace, std::vector<uint64_t> words) {
   }
   std::vector<std::vector<uint32_t>> ending(trace.calls.size());
   for (size_t slot = 0; slot < trace.slots.size(); ++slot) {
-    plan.temporary.push_back(is_temporary(trace, slot));
+    plan.temporary.push_back(slot_words[kWordsOfSlot * slot] != 0);
     if (plan.temporary.back()) {
       ending[last_use[slot]].push_back(static_cast<uint32_t>(slot));
     }
@@ -100,6 +107,14 @@ void Trace::clear() {
   bytes = 0;
 }
 
+void Trace::fail(const std::exception_ptr& why) const noexcept {
+  for (const auto& storage : slots) {
+    if (storage) {
+      storage->fail_if_empty(why);
+    }
+  }
+}
+
 size_t Trace::find_restart() const {
   const auto count = calls.size();
   for (size_t begin = count - std::min(count, kRestartLength); begin > count / 2; --begin) {
@@ -116,6 +131,7 @@ size_t Trace::find_restart() const {
 
 Trace Trace::split(size_t begin) {
   Trace rest;
+  rest.flags = flags;
   for (size_t i = begin; i < calls.size(); ++i) {
     const auto& call = calls[i];
     const auto& signature = *call.signature;
@@ -162,11 +178,44 @@ std::shared_ptr<const Plan> PlanCache::find(const Trace& trace, bool& hit) {
   hit = found != plans_.end() && found->second->words == words_;
   if (!hit) {
     if (plans_.size() >= kMostPlans) {
-      plans_.clear();
+      drop_old();
     }
     found = plans_.insert_or_assign(hash, std::make_shared<Plan>(make_plan(trace, words_))).first;
   }
+  found->second->last_used = ++moment_;
   return found->second;
+}
+
+std::vector<PlanCache::Plans::iterator> PlanCache::from_recent_to_old() {
+  std::vector<Plans::iterator> order;
+  for (auto entry = plans_.begin(); entry != plans_.end(); ++entry) {
+    order.push_back(entry);
+  }
+  std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
+    return a->second->last_used > b->second->last_used;
+  });
+  return order;
+}
+
+void PlanCache::drop_old() {
+  const auto order = from_recent_to_old();
+  for (auto i = kMostPlans - kDropped; i < order.size(); ++i) {
+    plans_.erase(order[i]);
+  }
+}
+
+std::unordered_set<const Signature*> PlanCache::keep_recent(size_t most) {
+  std::unordered_set<const Signature*> kept;
+  for (const auto& entry : from_recent_to_old()) {
+    const auto& needed = entry->second->signatures;
+    if (kept.size() + needed.size() > most) {
+      most = 0;  // nor any older one
+      plans_.erase(entry);
+    } else {
+      kept.insert(needed.begin(), needed.end());
+    }
+  }
+  return kept;
 }
 
 std::shared_ptr<const Plan> PlanCache::by_id(uint64_t id) const {

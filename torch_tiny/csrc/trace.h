@@ -1,11 +1,14 @@
 // A trace: a straight-line program over storages, in the order it was recorded.
 #pragma once
 
+#include <exception>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "compiled.h"
+#include "flags.h"
 #include "signature.h"
 #include "storage.h"
 #include "where.h"
@@ -35,16 +38,30 @@ struct Trace {
   std::vector<c10::IValue> values;
   std::vector<c10::intrusive_ptr<TinyStorage>> slots;
   size_t bytes = 0;  // of everything the trace keeps or will make
+  Flags flags;       // that its calls were recorded under
 
   Trace();
   bool empty() const {
     return calls.empty();
+  }
+  // Whether a call under these flags can join, and takes note of them if so.
+  bool accepts(const Flags& given) {
+    if (empty()) {
+      flags = given;
+    } else if (C10_LIKELY(flags.agree(given))) {
+      flags.special |= given.special;
+    } else {
+      return false;
+    }
+    return true;
   }
   // The slot of a storage, a new one at its first use.
   uint32_t slot_of(TinyStorage& storage);
   // A slot for a fresh result; null where the operator returns no tensor.
   void add_fresh(c10::intrusive_ptr<TinyStorage> storage);
   void clear();
+  // It will not run: what has no value yet raises this.
+  void fail(const std::exception_ptr& why) const noexcept;
 
   // Where the stream of calls starts over: the last call that begins like the first ones did.
   // The number of calls if there is no such place.
@@ -52,6 +69,18 @@ struct Trace {
   // Moves the calls from `begin` on into a trace of their own.
   Trace split(size_t begin);
 };
+
+// Where `body` raises, the trace will not run.
+template <typename Body>
+void or_fail(Trace& trace, const Body& body) {
+  try {
+    body();
+  } catch (...) {
+    trace.fail(std::current_exception());
+    trace.clear();
+    throw;
+  }
+}
 
 // How to run a trace: call by call, letting go of slots, or as compiled.
 struct Plan {
@@ -62,6 +91,8 @@ struct Plan {
   std::vector<uint32_t> release;
   std::vector<bool> temporary;
 
+  mutable uint64_t last_used = 0;  // a moment; guarded by the owner of the cache
+
   // Guarded by the lock that is held while running.
   mutable uint64_t runs = 0;
   mutable std::shared_ptr<Compiled> compiled;
@@ -70,7 +101,8 @@ struct Plan {
 
 class PlanCache {
  public:
-  // The plan for this trace, made now if there is none. `hit` tells which.
+  // The plan for this trace, made now if there is none. `hit` tells which. Of too many, those go
+  // that were not used for longest.
   std::shared_ptr<const Plan> find(const Trace& trace, bool& hit);
   // Null if it is not known any more.
   std::shared_ptr<const Plan> by_id(uint64_t id) const;
@@ -80,12 +112,17 @@ class PlanCache {
       visit(*plan);
     }
   }
-  void clear() {
-    plans_.clear();
-  }
+  // Drops plans, from those not used for longest, until no more than `most` signatures are known to
+  // the rest; returns these.
+  std::unordered_set<const Signature*> keep_recent(size_t most);
 
  private:
-  std::unordered_map<uint64_t, std::shared_ptr<const Plan>> plans_;
+  using Plans = std::unordered_map<uint64_t, std::shared_ptr<const Plan>>;
+  std::vector<Plans::iterator> from_recent_to_old();
+  void drop_old();
+
+  Plans plans_;
+  uint64_t moment_ = 0;
   std::vector<uint64_t> words_;
 };
 

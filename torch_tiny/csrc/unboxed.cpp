@@ -140,7 +140,11 @@ class Unboxed<Return(Args...)> {
     if (C10_UNLIKELY(queue.turns(place))) {
       return false;
     }
-    std::unique_lock lock(queue.mutex);
+    const auto flags = flags_now(op_.asks_special_flags);
+    auto lock = locked(queue.mutex);
+    if (C10_UNLIKELY(!queue.trace.accepts(flags))) {
+      return false;
+    }
     auto& values = queue.trace.values;
     const auto first_value = values.size();
     for (const auto* signature : {queue.expected(), queue.signatures.recent(op_)}) {

@@ -10,34 +10,93 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <map>
 #include <mutex>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "gil.h"
 #include "where.h"
 
 namespace tiny {
 namespace {
 
-struct Gil {
-  PyGILState_STATE state = PyGILState_Ensure();
-  ~Gil() {
-    PyGILState_Release(state);
-  }
+enum class Origin : char { kUnknown, kUser, kLibrary };
+
+struct Known {
+  Origin origin = Origin::kUnknown;
+  PyCodeObject* code = nullptr;  // of the user: the one that stands for it
 };
 
-enum class Origin : char { kUnknown, kUser, kLibrary };
+// Code that says the same: a program that makes its functions anew makes the same ones.
+using Content = std::tuple<std::string, std::string, int, std::string>;
 
 struct Codes {
   std::mutex mutex;
-  std::unordered_map<const PyCodeObject*, Origin> origins;
+  std::unordered_map<const PyCodeObject*, Known> known;  // that live
+  std::map<Content, PyCodeObject*> kept;                 // under the GIL
 };
 
 Codes& codes() {
   static auto* table = new Codes;
   return *table;
+}
+
+constexpr size_t kMostKept = 16'384;  // the lines of code beyond that are not known
+
+// Grows when a code object dies: then another one may come to have its address.
+std::atomic<uint64_t> deaths{1};
+
+void forget(void* code) {
+  std::lock_guard lock(codes().mutex);
+  codes().known.erase(static_cast<PyCodeObject*>(code));
+  deaths.fetch_add(1, std::memory_order_release);
+}
+
+// Lets us know when a code object dies. False if that cannot be.
+bool watch(PyCodeObject* code) {
+#if PY_VERSION_HEX >= 0x030C0000
+  static const auto index = PyUnstable_Eval_RequestCodeExtraIndex(&forget);
+  const bool done =
+      index >= 0 && PyUnstable_Code_SetExtra(reinterpret_cast<PyObject*>(code), index, code) == 0;
+#else
+  static const auto index = _PyEval_RequestCodeExtraIndex(&forget);
+  const bool done =
+      index >= 0 && _PyCode_SetExtra(reinterpret_cast<PyObject*>(code), index, code) == 0;
+#endif
+  PyErr_Clear();
+  return done;
+}
+
+std::string text_of(PyObject* unicode) {
+  const char* text = PyUnicode_AsUTF8(unicode);
+  PyErr_Clear();
+  return text == nullptr ? "" : text;
+}
+
+// The code that stands for this one, and is kept alive for ever; null if there are too many.
+PyCodeObject* kept_like(PyCodeObject* code) {
+  auto& kept = codes().kept;
+  const Content content{
+      text_of(code->co_filename),
+      text_of(code->co_qualname),
+      code->co_firstlineno,
+      std::string(
+          PyBytes_AS_STRING(code->co_linetable),
+          static_cast<size_t>(PyBytes_GET_SIZE(code->co_linetable)))};
+  const auto found = kept.find(content);
+  if (found != kept.end()) {
+    return found->second;
+  }
+  if (kept.size() >= kMostKept) {
+    return nullptr;
+  }
+  Py_INCREF(code);
+  return kept.emplace(content, code).first->second;
 }
 
 std::vector<std::string>& library_folders() {
@@ -52,40 +111,45 @@ bool is_library(std::string_view file) {
   });
 }
 
-// First sight of a code object: keep it alive, so that its address stays its name.
-Origin learn(PyCodeObject* code) {
-  Gil gil;
-  Py_INCREF(code);
-  const char* file = PyUnicode_AsUTF8(code->co_filename);
-  const auto origin = file == nullptr || is_library(file) ? Origin::kLibrary : Origin::kUser;
-  PyErr_Clear();
+// First sight of a code object.
+Known learn(PyCodeObject* code) {
+  const WithGil gil;
+  Known known{is_library(text_of(code->co_filename)) ? Origin::kLibrary : Origin::kUser};
+  if (known.origin == Origin::kUser) {
+    known.code = kept_like(code);
+  }
+  if (known.code != code && !watch(code)) {
+    Py_INCREF(code);  // its address stays its name
+  }
   std::lock_guard lock(codes().mutex);
-  codes().origins.emplace(code, origin);
-  return origin;
+  codes().known.emplace(code, known);
+  return known;
 }
 
-Origin origin_of(PyCodeObject* code) {
+const Known& known_of(PyCodeObject* code) {
   struct Entry {
     const PyCodeObject* code = nullptr;
-    Origin origin = Origin::kUnknown;
+    uint64_t deaths = 0;
+    Known known;
   };
   thread_local std::array<Entry, 256> seen;
   auto& entry = seen[(reinterpret_cast<uintptr_t>(code) >> 5) % seen.size()];
-  if (entry.code == code) {
-    return entry.origin;
+  const auto now = deaths.load(std::memory_order_acquire);
+  if (C10_LIKELY(entry.code == code && entry.deaths == now)) {
+    return entry.known;
   }
-  Origin origin = Origin::kUnknown;
+  Known known;
   {
     std::lock_guard lock(codes().mutex);
-    if (auto found = codes().origins.find(code); found != codes().origins.end()) {
-      origin = found->second;
+    if (auto found = codes().known.find(code); found != codes().known.end()) {
+      known = found->second;
     }
   }
-  if (origin == Origin::kUnknown) {
-    origin = learn(code);
+  if (known.origin == Origin::kUnknown) {
+    known = learn(code);
   }
-  entry = {code, origin};
-  return origin;
+  entry = {code, now, known};
+  return entry.known;
 }
 
 // Names of autograd nodes live as long as the process, so that a Where stays a plain value.
@@ -113,8 +177,8 @@ Where where() {
         continue;
       }
 #endif
-      if (origin_of(frame->f_code) == Origin::kUser) {
-        result.code = frame->f_code;
+      if (const auto& known = known_of(frame->f_code); known.origin == Origin::kUser) {
+        result.code = known.code;
         result.instruction =
             _PyInterpreterFrame_LASTI(frame) * static_cast<int>(sizeof(_Py_CODEUNIT));
         return result;
@@ -142,7 +206,7 @@ std::string describe(const Where& where) {
   if (where.code == nullptr || !Py_IsInitialized()) {
     return "unknown";
   }
-  Gil gil;
+  const WithGil gil;
   const char* file = PyUnicode_AsUTF8(where.code->co_filename);
   const int line = PyCode_Addr2Line(where.code, where.instruction);
   return std::string(file == nullptr ? "unknown" : file) + ":" + std::to_string(line);
