@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 # Threads, errors, processes, memory: where lifetimes and locks matter.
 TESTS = (
     "tests/test_stress.py",
+    "tests/test_threads.py",
     "tests/test_errors.py",
     "tests/test_process.py",
     "tests/test_memory.py",

@@ -132,7 +132,7 @@ py::dict metrics() {
   const auto total = total_metrics();
   std::vector<std::tuple<std::string, uint64_t, uint64_t>> operators;
   for_each_operator(
-      [&](Operator& op) { operators.emplace_back(op.name, op.calls, op.at_once.load()); });
+      [&](Operator& op) { operators.emplace_back(op.name, op.calls.load(), op.at_once.load()); });
   py::dict by_operator, at_once;
   for (const auto& [name, calls, calls_at_once] : operators) {
     if (calls != 0) {

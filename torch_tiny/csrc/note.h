@@ -54,7 +54,7 @@ void note(
       {&signature, first_use, static_cast<uint32_t>(first_value), first_fresh, place});
   trace.bytes += signature.fresh_bytes;
   ++queue.metrics.calls;
-  ++signature.op->calls;
+  signature.op->calls.fetch_add(1, std::memory_order_relaxed);
   if (C10_UNLIKELY(trace.calls.size() >= queue.limits.calls || trace.bytes >= queue.limits.bytes)) {
     queue.is_full.store(true, std::memory_order_relaxed);
   }

@@ -47,7 +47,7 @@ struct Operator {
   const PortableKernel* portable = nullptr;  // fills tensors from the portable stream
   std::vector<int> returns;  // the argument a result is or looks at; -1 for a fresh one
 
-  uint64_t calls = 0;  // recorded; counted with a queue locked
+  std::atomic<uint64_t> calls{0};  // recorded, on any device
   std::atomic<uint64_t> at_once{0};
 };
 
