@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+import before_torch  # noqa: F401
 import pytest
 from harness import PORTABLE_KINDS, why_no_portable
-from util import DEVICE, KIND  # sets the environment, so it comes before torch_tiny
+from util import DEVICE, KIND
 
 if DEVICE == "tiny":
     import torch_tiny  # noqa: F401  (registers the device where it is not installed)

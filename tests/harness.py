@@ -17,6 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import before_torch  # noqa: F401
 import prepared
 import pytest
 import torch

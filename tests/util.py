@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import before_torch
 import plain_cuda
 import torch
 
@@ -16,24 +17,15 @@ from torch_tiny.portable.kind import find_kind
 
 # Another device may stand in for tiny, to try the tests themselves.
 DEVICE = os.environ.get("TORCH_TINY_TEST_DEVICE", "tiny")
-# The memory of tiny:0: "cpu", "cuda", or a portable kind, whose oracle is the CPU.
-KIND = os.environ.get("TORCH_TINY_DEVICES", "cpu").partition(",")[0].partition(":")[0]
+KIND = before_torch.KIND
 ORACLE = "cuda" if KIND == "cuda" else "cpu"
 PORTABLE = KIND not in ("cpu", "cuda")
 HAS_FLOAT64 = not PORTABLE or torch.float64 not in find_kind(KIND).lacks
 
-# Compiling in the background has tests of its own; it would take the cores from all others.
-os.environ.setdefault("TORCH_TINY_ENGINE", "aten")
 COMPILED = os.environ["TORCH_TINY_ENGINE"] == "uop"
 
 # Whether kernels of our own take part, whose last digit may be another than the oracle's.
 ROUNDS = PORTABLE or os.environ["TORCH_TINY_ENGINE"] != "aten"
-
-# The oracle on CUDA memory is plain CUDA, its random numbers too; others have tests of their own.
-os.environ.setdefault("TORCH_TINY_RNG", "host" if ORACLE == "cuda" else "default")
-
-# Rounding to ten bits would hide differences; processes started by tests inherit this.
-os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
 
 if ORACLE == "cuda":
     plain_cuda.install()
