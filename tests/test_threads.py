@@ -302,6 +302,30 @@ def test_deterministic_algorithms_are_asked_for_when_a_call_is_recorded(device: 
     assert x.tolist() == [0, 1, 0]
 
 
+def test_threads_that_ask_for_the_state_of_random_numbers_do_not_wait_for_each_other() -> None:
+    """PyTorch asks with the generator locked; what was recorded then runs without the GIL."""
+    out = python("""
+        import threading, torch, torch_tiny
+        x = torch.ones(100, 100, device="tiny")
+        def work():
+            for _ in range(100):
+                (x @ x).sin()
+                state = torch.tiny.get_rng_state()
+                (x @ x).sin()
+                torch.tiny.set_rng_state(state)
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        state = torch.tiny.get_rng_state()
+        first = torch.rand(3, device="tiny")
+        torch.tiny.set_rng_state(state)
+        print(torch.equal(first, torch.rand(3, device="tiny")))
+    """)
+    assert out.split() == ["True"]
+
+
 def test_a_switch_that_is_set_and_reset_between_steps_stays_as_it_is(device: str) -> None:
     x = torch.ones(4, 4, device=device)
     before = torch.backends.mkldnn.enabled, torch.backends.cudnn.benchmark

@@ -31,10 +31,29 @@ const c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
 // Calls recorded earlier draw their numbers before the state is read or changed.
 class HostGenerator final : public c10::GeneratorImpl {
+  // PyTorch calls with our mutex locked. Whoever runs a trace lets go of the GIL, and another
+  // thread that has it may come to wait for the mutex: so it is not held meanwhile.
+  void run_recorded() const {
+    struct Unlocked {
+      std::mutex& mutex;
+      const bool was_locked = !mutex.try_lock();
+      explicit Unlocked(std::mutex& of) : mutex(of) {
+        mutex.unlock();
+      }
+      ~Unlocked() {
+        if (was_locked) {
+          mutex.lock();
+        }
+      }
+    };
+    const Unlocked unlocked(const_cast<std::mutex&>(mutex_));
+    run_trace(device().index(), "generator");
+  }
+
   // Another thread may go on drawing: kernels do so under the lock of the generator behind.
   template <typename Body>
   auto settled(const Body& body) const {
-    run_trace(device().index(), "generator");
+    run_recorded();
     std::lock_guard lock(host_.unsafeGetGeneratorImpl()->mutex_);
     return body(*host_.unsafeGetGeneratorImpl());
   }

@@ -41,7 +41,7 @@ void Queue::run_and_keep_failure(const char* reason) noexcept {
   try {
     run(reason);
   } catch (...) {
-    std::lock_guard lock(batches_mutex_);
+    const auto lock = locked(batches_mutex_);
     kept_failure_ = std::current_exception();
   }
 }
