@@ -11,6 +11,7 @@ namespace tiny {
 namespace {
 
 constexpr int64_t kWorkOfThread = 1 << 16;  // less is not worth waking a thread for
+constexpr size_t kMostLate = 1024;          // the oldest plans may be gone by then
 
 Compiler*& the_compiler() {
   static auto* compiler = new Compiler;
@@ -55,6 +56,9 @@ void Compiler::offer(c10::DeviceIndex device, uint64_t plan, const std::function
     std::lock_guard lock(mutex_);
     if (jobs_.size() >= kMostWaiting) {
       late_.emplace(device, plan);
+      if (late_.size() > kMostLate) {
+        late_.erase(late_.begin());
+      }
       has_late_ = true;
       ++postponed;
       return;

@@ -204,7 +204,7 @@ struct Replaced {
   int depth = 0;
   std::mutex mutex;  // guards the next two
   Flags programs;
-  std::atomic<bool> any{false};
+  std::atomic<uint64_t> changes{0};  // to others and back: odd while there are others
 };
 
 Replaced& replaced() {
@@ -212,19 +212,32 @@ Replaced& replaced() {
   return *state;
 }
 
-std::atomic<bool>& any_replaced = replaced().any;
+std::atomic<uint64_t>& changes = replaced().changes;
+
+bool are_replaced(uint64_t change) {
+  return change % 2 != 0;
+}
 
 }  // namespace
 
+// A run may replace them while they are read: then they are read again.
 Flags flags_now(bool with_special) {
-  if (C10_UNLIKELY(any_replaced.load(std::memory_order_acquire))) {
-    std::lock_guard lock(replaced().mutex);
-    if (any_replaced.load()) {
-      const auto& programs = replaced().programs;
-      return {programs.usual | denormals(), with_special ? programs.special : 0};
+  for (;;) {
+    const auto before = changes.load(std::memory_order_acquire);
+    if (C10_UNLIKELY(are_replaced(before))) {
+      std::lock_guard lock(replaced().mutex);
+      if (are_replaced(changes.load())) {
+        const auto& programs = replaced().programs;
+        return {programs.usual | denormals(), with_special ? programs.special : 0};
+      }
+      continue;
+    }
+    const Flags flags{usual_now(), with_special ? special_now() : 0};
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (C10_LIKELY(changes.load(std::memory_order_relaxed) == before)) {
+      return flags;
     }
   }
-  return {usual_now(), with_special ? special_now() : 0};
 }
 
 WithFlags::WithFlags(const Flags& flags)
@@ -247,7 +260,7 @@ WithFlags::WithFlags(const Flags& flags)
   if (state.depth++ == 0) {
     std::lock_guard lock(state.mutex);
     state.programs = {usual_now() & ~kDenormals, special_now()};
-    state.any = true;
+    ++state.changes;
   }
   set_usual(flags.usual);
   if (flags.special != 0) {
@@ -267,7 +280,9 @@ WithFlags::~WithFlags() {
     if (before_.special != 0) {
       set_special(before_.special);
     }
-    state.any = --state.depth != 0;
+    if (--state.depth == 0) {
+      ++state.changes;
+    }
   }
   state.runs.unlock();
 }

@@ -14,8 +14,8 @@ namespace {
 using at::Scalar;
 using at::Tensor;
 
-// As on CUDA, but that nothing overflows: bounds are whole numbers, and found in the data if equal;
-// the last bin has both of its ends; the result has the input's type.
+// As on CUDA, but that 64 bits count places of short integers: bounds are whole numbers, and found
+// in the data if equal; the last bin has both of its ends; the result has the input's type.
 Tensor count_integers(const Tensor& self, int64_t bins, const Scalar& min, const Scalar& max) {
   const auto least = min.to<int64_t>();
   const auto most = max.to<int64_t>();
