@@ -54,6 +54,20 @@ def test_complex_rows_trade_places(rows: int, columns: int) -> None:
     compiled(program)
 
 
+def test_integers_that_nobody_reads() -> None:
+    """tinygrad marks them as invalid, also where a sealed addition takes them."""
+
+    def program(device: str) -> torch.Tensor:
+        x = torch.empty_strided((2, 3), (1, 2), dtype=torch.int64, device=device).fill_(7)
+        below = x.diagonal(-1, 0, 1)
+        x[1, 2] = -3
+        x.as_strided((1,), (2,), 0).add_(below.clone())
+        below.index_fill_(0, torch.tensor([0], device=device), 1)
+        return x
+
+    compiled(program)
+
+
 def test_complex_gradients() -> None:
     def program(device: str) -> list[torch.Tensor]:
         z = complex_numbers(device, 4, 5).requires_grad_()

@@ -111,6 +111,7 @@ __all__ = [
     "sink_of",
     "stride",
     "substituted",
+    "valid_operands",
 ]
 
 DEVICE = "CPU"
@@ -125,6 +126,16 @@ half_casts: PatternMatcher = native_half_casts + pm_manual_bf16_cast
 # Without tinygrad's last two rules: they make the other side of a WHERE the value that a gated load
 # has outside its gate, also where the load's type cannot hold it.
 move_gates: PatternMatcher = PatternMatcher(pm_move_gates_from_index.patterns[:-2])
+
+
+def _with_valid_operands(u: UOp) -> UOp | None:
+    """Where nobody reads a value, tinygrad may have marked what a sealed operator takes as such."""
+    if not any(s.base.is_invalid for s in u.src):
+        return None
+    return u.replace(src=tuple(UOp.const(0, u.dtype) if s.base.is_invalid else s for s in u.src))
+
+
+valid_operands = PatternMatcher([(UPat(Ops.MULACC, name="u"), _with_valid_operands)])
 
 
 def buffer_param(slot: int, dtype: DType, size: int) -> UOp:
@@ -284,7 +295,7 @@ def lower_kernel(
     late = early + get_late_rewrite_patterns(operators, False)
     sink = graph_rewrite(sink, early + pm_commit_weak)
     sink = graph_rewrite(sink, late, ctx=target)
-    sink = graph_rewrite(sink, move_gates)
+    sink = graph_rewrite(sink, move_gates + valid_operands)
     final = pm_commit_weak + pm_cast_weak + late + casts + split_ends + pm_remove_invalid
     sink = graph_rewrite(sink, final, ctx=target)
     sink = graph_rewrite(sink, pm_casted_consts, walk=True)

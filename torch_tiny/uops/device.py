@@ -66,6 +66,7 @@ from torch_tiny.uops import (
     graph_rewrite,
     move_gates,
     repeated_sums,
+    valid_operands,
 )
 from torch_tiny.uops.cascade import CHAIN, cascaded
 from torch_tiny.uops.integers import Spelling, long_arithmetic, plain_longs, spelled, wrapped
@@ -277,7 +278,7 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     sink = graph_rewrite(sink, pm_dtype_decomps + pm_commit_weak, ctx=(set(), renderer))
     sink = graph_rewrite(sink, late, ctx=renderer)
     sink = graph_rewrite(sink, move_gates)
-    sink = graph_rewrite(sink, _valid_operands)
+    sink = graph_rewrite(sink, valid_operands)
     sink = wrapped(graph_rewrite(sink, _opened, ctx=opening), opening.integer)
     own = renderer.extra_matcher or PatternMatcher([])
     final = pm_commit_weak + pm_cast_weak + late + own + split_ends + pm_remove_invalid
@@ -307,16 +308,6 @@ def _gate_outside(u: UOp) -> UOp | None:
 
 
 _gates = PatternMatcher([(UPat(Ops.MULACC, dtypes.ints, name="u"), _gate_outside)])
-
-
-def _with_valid_operands(u: UOp) -> UOp | None:
-    """Where nobody reads a value, tinygrad may have marked what a sealed operator takes as such."""
-    if not any(s.base.is_invalid for s in u.src):
-        return None
-    return u.replace(src=tuple(UOp.const(0, u.dtype) if s.base.is_invalid else s for s in u.src))
-
-
-_valid_operands = PatternMatcher([(UPat(Ops.MULACC, name="u"), _with_valid_operands)])
 
 
 def _with_threads(sink: UOp, renderer: Renderer) -> UOp:
