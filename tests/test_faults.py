@@ -194,6 +194,25 @@ assert len(folders) == 1 and "dead" not in folders[0].name, folders
     assert not list(tmp_path.glob("torch_tiny_*"))
 
 
+def test_a_program_without_stdin_keeps_the_folder_of_its_worker(
+    tmp_path: Path, cache: Path
+) -> None:
+    """As in daemons. The lock of the folder was file 0 there, and anybody's worker swept it."""
+    auto(
+        HOT
+        + """
+from torch_tiny.engine.worker import _sweep
+os.close(0)
+compiled(100)
+_sweep(Path(tempfile.gettempdir()))
+assert len(list(Path(tempfile.gettempdir()).glob("torch_tiny_worker_*"))) == 1
+compiled(200)
+""",
+        cache,
+        TMPDIR=str(tmp_path),
+    )
+
+
 def test_no_temporary_folder_is_told_and_import_works(cache: Path) -> None:
     """As where everything is read-only."""
     auto(

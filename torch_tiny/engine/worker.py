@@ -213,11 +213,18 @@ def _new_folder() -> tuple[Path, int]:
     _sweep(Path(tempfile.gettempdir()))
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        lock = _beyond_the_standard_streams(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():  # else another process swept it before it was locked
             return folder, lock
         os.close(lock)
+
+
+def _beyond_the_standard_streams(file: int) -> int:
+    """A program without stdin opens its next file as 0, which the worker's own stdin replaces."""
+    moved = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(file)
+    return moved
 
 
 def _sweep(parent: Path) -> None:
