@@ -3,14 +3,22 @@
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from harness import needs_cpu_memory, needs_tiny, on_portable, why_no_portable
+from hostile.chains import LAST
+from hostile.operators import LEFT_OUT
+from hostile.values import DTYPES, pairs
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from util import DEVICE
+
+from torch_tiny.lower import activation, elementwise, index, reduce
 
 pytestmark = [needs_tiny, needs_cpu_memory, pytest.mark.usefixtures("everything_compiled")]
 
@@ -132,6 +140,41 @@ def test_the_next_number(dtype: torch.dtype) -> None:
     x = torch.tensor(given, dtype=dtype)
     a, b = x.repeat(len(given)), x.repeat_interleave(len(given))
     agree(lambda d: torch.nextafter(a.to(d), b.to(d)))
+
+
+def test_negative_zeros_are_sorted() -> None:
+    x = torch.tensor([1.0, -0.0, 0.0, -1.0, -0.0])
+    agree(lambda d: x.to(d).sort(stable=True)[0])
+    agree(lambda d: x[:1].mul(-0.0).to(d).repeat(5).median())
+
+
+class Called(TorchDispatchMode):
+    """The names of the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        name = func._schema.name.removeprefix("aten::")
+        self.names.add(name if name.startswith("__") else name.removesuffix("_"))
+        return func(*args, **(kwargs or {}))
+
+
+def test_every_lowering_is_in_a_chain_or_named_with_a_reason() -> None:
+    with Called() as called, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, operator in LAST.items():
+            works = False
+            for dtype in DTYPES:
+                with suppress(RuntimeError, NotImplementedError, TypeError):
+                    operator(*pairs(dtype))
+                    works = True
+            assert works, f"{name} raises on the CPU for every type, so no chain has it"
+    tables = (activation, elementwise, index, reduce)
+    lowered = {name.partition(".")[0] for table in tables for name in table.TABLE}
+    missing = {name for name in lowered - called.names if not name.endswith("_backward")}
+    assert missing == set(LEFT_OUT)
 
 
 def test_places_computed_from_integers_need_no_host(portable: str) -> None:

@@ -23,7 +23,7 @@ LAST = {**ELEMENTWISE, **CASTS, **REDUCTIONS, **INDEXING, **INEXACT}
 
 UNDEFINED = {
     "a float that no integer of the type is near, as an integer": "C leaves it open, and so do "
-    "devices: x86 says the lowest integer, WGSL the nearest one; asked on cpu memory only",
+    "devices: WGSL says the nearest one; asked everywhere as on x86, which says the lowest one",
     "an integer divided by 0": "raises on the CPU, so no chain has it",
     "the lowest integer divided by -1": "traps on the CPU, so no chain has it",
     "a shift by the width or more": "the CPU's kernels make 0 or the sign of it, and so do we; "

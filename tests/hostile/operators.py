@@ -77,6 +77,10 @@ ELEMENTWISE: dict[str, Operator] = {
     "masked fill": lambda x, y: x.masked_fill(y > 0, 1),
     "clamp": lambda x, _: x.clamp(-2, 100),
     "clamp by": lambda x, y: torch.clamp(x, min=y),
+    "clamp min": lambda x, _: torch.clamp_min(x, 2),
+    "clamp max": lambda x, y: torch.clamp_max(x, y),
+    "zero": lambda x, y: x.clone().zero_() + y,
+    "prelu": lambda x, _: F.prelu(x, torch.full((1,), 0.5, dtype=x.dtype, device=x.device)),
     "addcmul": lambda x, y: torch.addcmul(x, x, y, value=2),
     "threshold": lambda x, _: F.threshold(x, 0, 1),
     "hardtanh": lambda x, _: F.hardtanh(x),
@@ -125,8 +129,9 @@ REDUCTIONS: dict[str, Operator] = {
     "cumsum own": lambda x, _: x.cumsum(0, dtype=x.dtype) if x.dtype not in _FLOATING else x,
     "cumprod": lambda x, _: x.cumprod(0) if not x.is_floating_point() else _two(x).cumprod(1),
     "cummax": lambda x, _: _rows(x).cummax(1)[0],
-    "sort": lambda x, _: _rows(x).sort(1, stable=True)[0],
-    "argsort": lambda x, _: _rows(x).argsort(1, stable=True),
+    "cummin": lambda x, _: _rows(x).cummin(1)[0],
+    "sort": lambda x, _: _rows(x).sort(dim=1, stable=True)[0],
+    "argsort": lambda x, _: _rows(x).argsort(dim=1, stable=True),
     "less sum": lambda x, y: (_rows(x)[:, None] < _rows(y)[None]).sum((0, 1)),
     "equal sum": lambda x, y: (x[:, None] == y[None, :EDGE]).sum(0),
 }
@@ -152,6 +157,10 @@ INDEXING: dict[str, Operator] = {
     "index copy": lambda x, y: x.index_copy(0, torch.arange(7, device=x.device) * 3, y[:7]),
     "index put": lambda x, y: x.index_put((torch.arange(9, device=x.device),), y[:9]),
     "scatter": lambda x, y: x.scatter(0, torch.arange(9, device=x.device) + 3, y[:9]),
+    "scatter reduce": lambda x, y: x.scatter_reduce(0, _index(y), x, "amax"),
+    "index reduce": lambda x, y: x.index_reduce(0, _index(y), x, "amin"),
+    "put": lambda x, y: x.put(torch.arange(9, device=x.device) * 2, y[:9]),
+    "embedding": lambda x, y: F.embedding(_index(y) % EDGE, _rows(x)),
     "scatter add": lambda x, y: x.scatter_add(0, _index(y), x) if x.dtype not in _FLOATING else x,
     "triu": lambda x, _: _rows(x).triu(1),
     "tril": lambda x, _: _rows(x).tril(-1),
@@ -167,14 +176,38 @@ INEXACT: dict[str, Operator] = {
         *(torch.asin, torch.acos, torch.sinh, torch.cosh, torch.asinh, torch.acosh, torch.atanh),
         *(torch.erf, torch.erfc, torch.sigmoid, F.silu, F.softplus, F.logsigmoid, F.elu, F.selu),
         *(F.gelu, F.mish, F.hardswish, F.hardsigmoid, torch.deg2rad, torch.rad2deg, torch.angle),
-        torch.special.entr,
+        *(torch.special.entr, torch.special.ndtr, torch.lgamma, torch.sinc, torch.tan, torch.logit),
+        *(F.celu, F.tanhshrink),
     ),
     **_binary(torch.atan2, torch.hypot, torch.logaddexp, torch.xlogy, torch.pow),
+    **_binary(torch.special.xlog1py),
+    "glu": lambda x, y: F.glu(torch.cat((x, y)), 0),
     "lerp": lambda x, y: torch.lerp(x, y, 0.5),
     "addcdiv": lambda x, y: torch.addcdiv(x, x, y, value=2),
     "softmax": lambda x, _: _rows(x).softmax(1),
     "log softmax": lambda x, _: _rows(x).log_softmax(1),
     "logsumexp": lambda x, _: _rows(x).logsumexp(1),
     "norm": lambda x, _: _two(x).norm(dim=1),
+    "norm of all": lambda x, _: torch.norm(_two(x)[0]),
+    "renorm": lambda x, _: _two(x).renorm(2, 0, 1.0),
+    "distance": lambda x, y: torch.dist(x[:2], y[:2]),
     "var": lambda x, _: _two(x).var(1),
+    "logcumsumexp": lambda x, _: _two(x).logcumsumexp(1),
 }
+
+_REASONS = {
+    "changes how a value is kept, or that it is, and no value": """
+        _conj _copy_from _neg_view alias conj_physical contiguous copy detach
+    """,
+    "asked as what the CPU makes of it": "norm positive relu6 selu special_ndtr square",
+    "has the rule of an operator that is asked": """
+        _cummax_helper _cummin_helper _index_put_impl _logcumsumexp _unsafe_index _unsafe_index_put
+        bitwise_left_shift bitwise_right_shift
+    """,
+    "0 where the CPU is left with a rounding error: -1 and -1": "logaddexp2",
+    "near the largest number their sums overflow, the CPU's running means do not": """
+        std std_mean var_mean
+    """,
+}
+LEFT_OUT = {name: why for why, names in _REASONS.items() for name in names.split()}
+"""Lowerings that no chain has, and why. Derivatives are compared in tests/test_lower.py."""

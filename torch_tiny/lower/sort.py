@@ -9,7 +9,7 @@ from collections.abc import Callable
 from torch_tiny.lower import network
 from torch_tiny.lower.arithmetic import is_nan, less_equal
 from torch_tiny.lower.index import gather, gathered
-from torch_tiny.lower.promote import Number, as_uop, cast, math_dtype, result_dtype
+from torch_tiny.lower.promote import Number, as_uop, math_dtype, result_dtype
 from torch_tiny.lower.tools import Rule, arange, cut, full, full_like, positions, total, wrap_dim
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
@@ -50,13 +50,9 @@ def _precedes(a: UOp, b: UOp) -> UOp:
 
 def _at_rank(x: UOp, dim: int, hit: UOp) -> Pair:
     """The elements that `hit` picks along a dimension after `dim`, and where they were."""
-    wide = x.cast(dtypes.uint8) if x.dtype == dtypes.bool else x
-    values = hit.where(wide.unsqueeze(dim), full((), 0, wide.dtype)).sum(
-        (dim + 1,), dtype=wide.dtype
-    )
     at = positions(int_shape(x), dim).unsqueeze(dim)
     index = total(hit.where(at, full((), 0, dtypes.int32)), (dim + 1,))
-    return cast(values, x.dtype), index.cast(dtypes.int64)
+    return gathered(x, dim, index), index.cast(dtypes.int64)
 
 
 def _chosen(x: UOp, dim: int, keepdim: bool, rank: Callable[[int, UOp], UOp | int]) -> Pair:
