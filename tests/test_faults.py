@@ -295,6 +295,15 @@ assert len(list(Path(os.environ["TORCH_TINY_CACHE"]).glob("*.plan"))) == 1
     )
 
 
+def test_what_a_killed_program_left_unfinished_goes_first(tmp_path: Path) -> None:
+    from torch_tiny.engine.cache import PlanFiles
+
+    (tmp_path / "left.part").write_bytes(b"x" * 1000)
+    os.utime(tmp_path / "left.part", (0, 0))
+    assert PlanFiles(tmp_path, most_bytes=500).store("key", {"regions": []}, b"code") == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["key.plan"]
+
+
 def test_a_worker_killed_or_stopped_100_times() -> None:
     """At random, between jobs and in them: each job is answered rightly or fails by name."""
     from torch_tiny.engine.worker import Worker, WorkerError
@@ -337,6 +346,20 @@ def test_a_worker_killed_or_stopped_100_times() -> None:
         worker.stop()
         assert answered > 20
         assert failed > 10
+
+
+def test_a_worker_that_cannot_import_its_compiler_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch_tiny.engine import worker as module
+
+    (tmp_path / "tinygrad.py").write_text("raise ImportError('tinygrad is broken')")
+    paths = module._paths()
+    monkeypatch.setattr(module, "_paths", lambda: [str(tmp_path), *paths])
+    worker = module.Worker()
+    with pytest.raises(module.WorkerError, match="tinygrad is broken"):
+        worker.compile("x", False, "cpu")
+    worker.stop()
 
 
 def test_a_worker_whose_answer_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> None:

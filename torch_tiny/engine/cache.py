@@ -7,6 +7,7 @@ is the open file that is looked at, so that nobody can put another in its place 
 
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -23,6 +24,7 @@ from typing import Any
 
 MOST_BYTES = 1 << 30
 _SUFFIX = ".plan"
+_UNFINISHED = ".part"
 _LOOK = 0.05  # seconds between looks whether another process has compiled a plan
 
 
@@ -57,7 +59,9 @@ class PlanFiles:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._opened():
                 pass
-            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+            with tempfile.NamedTemporaryFile(
+                dir=self._folder, suffix=_UNFINISHED, delete=False
+            ) as file:
                 try:
                     file.write(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
                     file.close()
@@ -111,7 +115,8 @@ class PlanFiles:
 
     def _drop_oldest(self) -> None:
         files = []
-        for path in self._folder.glob(f"*{_SUFFIX}"):
+        kept = (self._folder.glob(f"*{suffix}") for suffix in (_SUFFIX, _UNFINISHED))
+        for path in itertools.chain.from_iterable(kept):
             with suppress(OSError):  # another process was faster
                 status = path.stat()
                 files.append((status.st_mtime, status.st_size, path))

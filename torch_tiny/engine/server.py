@@ -55,8 +55,6 @@ def _receive(connection: socket.socket, jobs: "queue.SimpleQueue[bytes]", progra
 
 
 def _serve(connection: socket.socket, jobs: "queue.SimpleQueue[bytes]", folder: Path) -> None:
-    from torch_tiny.engine.compile import compile_trace
-
     number = 0
     while True:
         job = json.loads(jobs.get())
@@ -65,6 +63,8 @@ def _serve(connection: socket.socket, jobs: "queue.SimpleQueue[bytes]", folder: 
         hangs = False
         content = b""
         try:
+            from torch_tiny.engine.compile import compile_trace  # why it fails is told, too
+
             plan = compile_trace(job["trace"], library, job["everything"], job["target"])
             answer: dict[str, Any] = {"plan": vars(plan)}
             content = library.read_bytes() if library.exists() else b""
