@@ -316,7 +316,7 @@ def _scalar(uops: Sequence[UOp]) -> set[UOp]:
     the first vector for the others too: gcc 12 writes zeros (its bug 114375 is of the same kind).
     """
     short = {u for u in uops if u.op is Ops.RANGE and u.vmax < _MOST_UNROLLED}
-    if not any(_is_choice(u, short) for u in uops):
+    if not short or not any(_is_choice(u, short) for u in uops):
         return set()
     found: set[UOp] = set()
     inner: UOp | None = None

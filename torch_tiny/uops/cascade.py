@@ -24,12 +24,15 @@ def cascaded(sink: UOp, block: Callable[[UOp], int] = lambda _: CHAIN) -> UOp:
     new: dict[UOp, UOp] = {}
     for u in uops:
         new[u] = u.replace(src=tuple(new[s] for s in u.src)) if u.src else u
-        own = tuple(r for r in u.src[1:] if r.op is Ops.RANGE and r.arg[-1] is AxisType.REDUCE)
-        if not is_rounded(u) or math.prod(map(extent, own)) <= block(u):
+        if not is_rounded(u):
             continue
-        if (own, block(u)) not in ways:
-            ways[own, block(u)] = levels_of(own, block(u), ids)
-        (*inner, outer), places = ways[own, block(u)]
+        own = tuple(r for r in u.src[1:] if r.op is Ops.RANGE and r.arg[-1] is AxisType.REDUCE)
+        most = block(u)
+        if math.prod(map(extent, own)) <= most:
+            continue
+        if (own, most) not in ways:
+            ways[own, most] = levels_of(own, most, ids)
+        (*inner, outer), places = ways[own, most]
         value = new[u].src[0].substitute(places)
         for loops in (*inner, (*outer, *(r for r in u.src[1:] if r not in own))):
             value = u.replace(src=(value, *loops))
