@@ -326,6 +326,31 @@ def test_threads_that_ask_for_the_state_of_random_numbers_do_not_wait_for_each_o
     assert out.split() == ["True"]
 
 
+def test_a_copy_between_devices_beside_a_kernel_on_one_that_uses_the_other() -> None:
+    out = python(
+        """
+        import threading, torch, torch_tiny
+        @torch.library.custom_op("test::across", mutates_args=(), device_types="cpu")
+        def across(x: torch.Tensor) -> torch.Tensor:
+            return x + (torch.ones(3, device="tiny:0") + 1).sum().item()
+        across.register_fake(torch.empty_like)
+        a, b = torch.ones(3, device="tiny:0"), torch.ones(3, device="tiny:1")
+        done = threading.Event()
+        def copy():
+            while not done.is_set():
+                assert a.to("tiny:1").tolist() == [1, 1, 1]
+        thread = threading.Thread(target=copy)
+        thread.start()
+        for _ in range(300):
+            assert across(b).tolist() == [7, 7, 7]
+        done.set()
+        thread.join()
+        """,
+        TORCH_TINY_DEVICES="cpu,cpu",
+    )
+    assert out == ""
+
+
 def test_a_switch_that_is_set_and_reset_between_steps_stays_as_it_is(device: str) -> None:
     x = torch.ones(4, 4, device=device)
     before = torch.backends.mkldnn.enabled, torch.backends.cudnn.benchmark

@@ -7,8 +7,6 @@
 #include <ATen/ops/resize.h>
 #include <torch/library.h>
 
-#include <algorithm>
-
 #include "composed.h"
 #include "host_call.h"
 #include "record.h"
@@ -56,17 +54,18 @@ void copy_out(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   });
 }
 
-// Nothing else runs on either device meanwhile: locked in the order of their indices, so that a
-// copy the other way does not wait for this one. The memories' own devices know how to reach each
-// other.
+// One device after the other: who waits for one while it keeps another from running may wait for a
+// kernel there that uses this one. The memories' own devices know how to reach each other.
 void copy_across(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
-  const auto [first, second] = std::minmax({to.device().index(), from.device().index()});
-  Queue::of(first).run_then("copy between devices", [&, last = second] {
-    Queue::of(last).run_then("copy between devices", [&] {
-      HostScope scope(to.device().index());
-      host_tensor(to, covers_storage(to) ? Access::kOverwrite : Access::kWrite)
-          .copy_(host_tensor(from, Access::kRead), non_blocking);
-    });
+  at::Tensor source;
+  Queue::of(from.device().index()).run_then("copy between devices", [&] {
+    const HostScope scope(from.device().index());
+    source = host_tensor(from, Access::kRead);
+  });
+  Queue::of(to.device().index()).run_then("copy between devices", [&] {
+    const HostScope scope(to.device().index());
+    host_tensor(to, covers_storage(to) ? Access::kOverwrite : Access::kWrite)
+        .copy_(source, non_blocking);
   });
 }
 
