@@ -1,9 +1,11 @@
-"""The soak itself (`make soak`): its jobs repeat, and what is wrong is noticed."""
+"""Five minutes of the soak (`make soak MINUTES=60` runs longer), and tests of the soak itself."""
 
+import subprocess
+import sys
 from random import Random
 
 import pytest
-from harness import needs_cpu_memory, needs_tiny
+from harness import ROOT, needs_cpu_memory, needs_tiny
 from soak.health import Held
 from soak.inside import growth
 from soak.interrupt import interrupted
@@ -11,6 +13,15 @@ from soak.job import Turn
 from soak.player import Player
 
 pytestmark = [needs_tiny, needs_cpu_memory]
+
+
+MINUTES = 5
+
+
+def test_five_minutes_of_everything_at_once() -> None:
+    command = [sys.executable, "-m", "tests.soak", "--minutes", str(MINUTES), "--seed", "0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout[-20000:]}\n{done.stderr[-10000:]}"
 
 
 @pytest.mark.filterwarnings("ignore")
