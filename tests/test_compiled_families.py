@@ -2,12 +2,17 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from harness import agree, needs_cpu_memory, needs_tiny, numbers
+from test_nn import NETS
 from util import DEVICE
+
+from torch_tiny import _C
+from torch_tiny.engine.compile import compile_trace
 
 pytestmark = [
     needs_tiny,
@@ -66,6 +71,30 @@ def test_integers_that_nobody_reads() -> None:
         return x
 
     compiled(program)
+
+
+def test_copies_that_write_nothing_in_some_loops(tmp_path: Path) -> None:
+    """The padding of a convolution's gradient: the stride of a place that is nowhere is unknown."""
+    net, shape = NETS["conv1d_3d"]()
+    net.to(DEVICE)
+
+    def step() -> None:
+        net.zero_grad()
+        net(numbers(2, *shape[1:]).to(DEVICE)).sum().backward()
+        torch.tiny.synchronize()
+
+    _C.set_mode("aten")
+    try:
+        step()
+        step()
+        _C.listen(True)
+        step()
+    finally:
+        traces = _C.listen(False)
+        _C.set_mode("uop")
+    assert traces
+    for number, trace in enumerate(traces):
+        assert not compile_trace(trace, tmp_path / f"{number}.so").failed
 
 
 def test_complex_gradients() -> None:

@@ -54,7 +54,9 @@ def _is_left(mark: str, temporary: Path) -> bool:
     until = time.monotonic() + 5  # a process that was told to end needs a moment
     while (left := processes(mark)) and time.monotonic() < until:
         time.sleep(0.1)
-    left += [str(path.relative_to(temporary)) for path in temporary.rglob("*")]
+    # torch.optim imports Dynamo, which makes a folder for Inductor, on the CPU alone as well.
+    mine = (path for path in temporary.iterdir() if not path.name.startswith("torchinductor_"))
+    left += [str(path.relative_to(temporary)) for top in mine for path in (top, *top.rglob("*"))]
     for one in left:
         print(f"left behind: {one}")
     return bool(left)

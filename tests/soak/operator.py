@@ -107,12 +107,18 @@ def _wider(value: Any) -> Any:
     return value.detach().to(_WIDER[value.dtype]).requires_grad_(value.requires_grad)
 
 
+def _seeds_everything(op: OpInfo) -> bool:
+    """Whether it calls torch.manual_seed, which seeds the devices of all other threads too."""
+    return "wrapper_set_seed" in getattr(getattr(op.op, "__code__", None), "co_names", ())
+
+
 @cache
 def _database() -> list[tuple[OpInfo, torch.dtype]]:
     return [
         (op, dtype)
         for op in op_db
         if op.name not in UNINITIALIZED and not op.name.startswith("jiterator")
+        if not _seeds_everything(op)
         for dtype in DTYPES
         if dtype in op.supported_dtypes("cpu")
         and not any(gap_of(Item(check, op, dtype)) for check in ("forward", "backward"))

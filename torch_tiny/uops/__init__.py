@@ -261,7 +261,7 @@ def stride(load: UOp, loop: UOp) -> int | None:
     index = load.src[1].get_idx()
     first, second = (substituted(index, {loop: loop.const_like(k)}) for k in (0, 1))
     step = simplified(second - first)
-    return int(step.arg) if step.op is Ops.CONST else None
+    return step.arg if step.op is Ops.CONST and isinstance(step.arg, int) else None
 
 
 def lower_kernel(
