@@ -55,6 +55,32 @@ def test_a_failed_call_is_counted_at_its_line() -> None:
     assert "where='b.py:2', count=1" in out
 
 
+def test_a_compile_under_way_is_reported() -> None:
+    """One that takes minutes is not to look as if nothing were compiled."""
+    out = python(
+        """
+        import threading, torch, torch_tiny
+        from torch_tiny.engine import uop
+        asked, answered = threading.Event(), threading.Event()
+        def compile(*_):
+            asked.set()
+            answered.wait(60)
+            return {"steps": [], "regions": [], "not_lowered": {}, "failed": []}, b""
+        uop.engine._worker.compile = compile
+        x = torch.ones(9, device="tiny")
+        for _ in range(4):
+            x.sin().cpu()
+        assert asked.wait(60)
+        under_way = [torch_tiny.report().seconds_compiling for _ in range(2)]
+        answered.set()
+        print(0 < under_way[0] < under_way[1])
+        """,
+        TORCH_TINY_ENGINE="auto",
+        TORCH_TINY_CACHE="",
+    )
+    assert out == "True\n"
+
+
 def test_a_warning_that_is_an_error_reaches_the_main_thread() -> None:
     python(
         """

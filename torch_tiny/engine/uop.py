@@ -27,7 +27,9 @@ class Counts:
     cache_hits: int = 0
     failures: int = 0
     """Traces that could not be compiled, and calls that a fault keeps out of compiled code."""
-    seconds_compiling: float = 0.0
+    seconds_finished: float = 0.0
+    begun: float | None = None
+    """When the compile that is under way was begun."""
     waiting: int = 0
     not_lowered: dict[str, str] = field(default_factory=dict)
     last_failure: str = ""
@@ -43,6 +45,12 @@ class Counts:
         self.not_lowered.update(made["not_lowered"])
         for call, reason in made["failed"]:
             self.note_failure(reason, lines[call])
+
+    @property
+    def seconds_compiling(self) -> float:
+        """With what the compile under way has taken so far."""
+        begun = self.begun
+        return self.seconds_finished + (0.0 if begun is None else time.monotonic() - begun)
 
 
 class Engine:
@@ -170,12 +178,13 @@ class Engine:
         return True
 
     def _made(self, trace: str, everything: bool, target: str) -> tuple[dict[str, Any], bytes]:
-        begin = time.monotonic()
+        self.counts.begun = time.monotonic()
         try:
             made = self._worker.compile(trace, everything, target)
             self.counts.compiles += 1
         finally:
-            self.counts.seconds_compiling += time.monotonic() - begin
+            self.counts.seconds_finished = self.counts.seconds_compiling
+            self.counts.begun = None
         return made
 
     def _install(self, device: int, plan: int, made: dict[str, Any], library: bytes) -> None:

@@ -181,7 +181,7 @@ class Engine:
         finally:
             late.cancel()
             seconds = time.monotonic() - begin
-            self.counts.seconds_compiling += seconds
+            self.counts.seconds_finished += seconds
         self.counts.compiles += 1
         if seconds > _PATIENCE:
             kernels = sum(len(region["kernels"]) for region in made.regions)
