@@ -85,16 +85,16 @@ def python(
 PORTABLE_KINDS = ("cl", "webgpu")
 
 
-def on_portable(kind: str, code: str, **env: str) -> list[str]:
+def on_portable(kind: str, code: str, provokes: str = "", **env: str) -> list[str]:
     """The lines that a program prints where tiny is a portable device, or several."""
     head = "import torch, torch_tiny, warnings\nfrom torch.nn import functional as F\n"
     program = head + textwrap.dedent(code)
     env["TORCH_TINY_DEVICES"] = kind
     if not all(name.startswith("TORCH_TINY_") for name in env):
-        return python(program, **env).splitlines()
+        return python(program, provokes=provokes, **env).splitlines()
     status, out, err = prepared.run(program, environment(env), ROOT, 120)
     assert status == 0, f"status {status}\n{out}\n{err}"
-    _check_failures(err, "")
+    _check_failures(err, provokes)
     return out.splitlines()
 
 
