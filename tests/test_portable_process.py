@@ -235,6 +235,7 @@ print(sum(line[0] in ("cl", "webgpu") for line in lines))
 def test_a_kernel_that_does_not_build(portable: str) -> None:
     """Its calls run on the host, with a warning, and the device goes on."""
     code = """
+from torch_tiny.failures import FailureWarning
 from torch_tiny.portable.engine import engine, FallbackWarning
 x = torch.ones(4, device="tiny")
 (x + 1).tolist()
@@ -244,7 +245,7 @@ opened.build = lambda texts: build([(name, f"{text} nonsense(", n) for name, tex
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     print((x * 5 - 2).tolist())
-print({w.category for w in caught} == {FallbackWarning})
+print({w.category for w in caught} == {FallbackWarning, FailureWarning})
 print(all("depends on data" not in str(w.message) for w in caught))
 del opened.build
 torch.tiny.reset_metrics()
@@ -354,18 +355,22 @@ from torch_tiny.engine.cache import PlanFiles
 store = PlanFiles.store
 def to_a_full_disk(*given):
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
-    stored = store(*given)
+    trouble = store(*given)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert not stored
+    return trouble
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 PlanFiles.store = to_a_full_disk
 """
     for _ in range(2):
-        assert on_portable(portable, full + PROGRAM, TORCH_TINY_CACHE=str(tmp_path)) == ["36.0 0 0"]
+        out = on_portable(
+            portable, full + PROGRAM, provokes="File too large", TORCH_TINY_CACHE=str(tmp_path)
+        )
+        assert out == ["36.0 0 0"]
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
     for folder in ("/proc/none/of/this", str(tmp_path / "file")):
-        assert on_portable(portable, PROGRAM, TORCH_TINY_CACHE=folder) == ["36.0 0 0"]
+        out = on_portable(portable, PROGRAM, provokes=folder, TORCH_TINY_CACHE=folder)
+        assert out == ["36.0 0 0"]
 
 
 def test_copies_between_devices(portable: str) -> None:
