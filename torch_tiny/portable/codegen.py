@@ -159,13 +159,12 @@ def _lowered(
         return
     for nest in _nests(step, opened.most_buffers, new):
         sink = nest.sink()
+        parameters = [u for u in sink.toposort() if u.op is Ops.PARAM]
+        if kind.most_elements and max(u.max_numel() for u in parameters) > kind.most_elements:
+            raise NoLowering(f"{kind.name} counts elements in 32 bits")
         plain, slots = renumbered(sink)
         source = _rendered(kind, opened, plain)
-        nbytes = {
-            u.arg.slot: u.max_numel() * u.dtype.itemsize
-            for u in sink.toposort()
-            if u.op is Ops.PARAM
-        }
+        nbytes = {u.arg.slot: u.max_numel() * u.dtype.itemsize for u in parameters}
         yield _Piece(source, tuple((slots[k], nbytes[slots[k]]) for k in source.slots))
 
 

@@ -102,6 +102,8 @@ class Kind:
     """Float operators as text of the kernel language."""
     integers: Mapping[DType, tuple[str, str]] = {}
     """The names of integer types in C, each with that of the unsigned one to compute in."""
+    most_elements: int | None = None
+    """Of a buffer that kernels can count; None where they count in 64 bits."""
     group_bytes: int = 15 << 10
     """Of work memory that a group of threads shares."""
     uniform_load: str = "(*{0})"

@@ -79,6 +79,7 @@ class WebGpu(Kind):
     name = "webgpu"
     device = "WEBGPU"
     lacks = (torch.float64, torch.complex128)
+    most_elements = (1 << 31) - 1
     uniform_load = "workgroupUniformLoad(&{0}[0])"
     advice = (
         "make the tensor in float32 (dtype=torch.float32, or .float() before .to), or on the CPU"
