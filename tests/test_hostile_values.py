@@ -116,6 +116,23 @@ def test_negative_zero_as_a_number() -> None:
     agree(lambda d: 1 / F.pad(x.to(d), (1, 1), value=-0.0))
 
 
+def test_a_factor_that_was_minus_one_before_a_conversion() -> None:
+    x = torch.tensor([5, -7, 123456789], dtype=torch.int32)
+    for dtype in (torch.uint8, torch.bool, torch.int8):
+
+        def converted(device: str) -> torch.Tensor:
+            return torch.full((3,), -1, device=device).to(dtype).int()  # noqa: B023
+
+        agree(lambda d: x.to(d) * converted(d))
+        agree(lambda d: x.to(d) + x.to(d) * converted(d))
+    agree(lambda d: x.float().to(d) * torch.full((3,), -1.5, device=d).int().float())
+
+
+def test_a_factor_of_minus_one_that_was_padded() -> None:
+    u = torch.randn(1, 9, 16)
+    agree(lambda d: F.unfold(torch.full((1, 1, 4, 4), -1.0, device=d), 3, padding=1) * u.to(d))
+
+
 def test_a_sum_of_negative_zeros() -> None:
     agree(lambda d: torch.full((8, 8), -0.0, device=d).sum(1))
 

@@ -71,6 +71,7 @@ from tinygrad.uop.symbolic import (
 )
 from tinygrad.uop.weak import pm_cast_weak, pm_commit_weak, pm_lower_index_dtype
 
+from torch_tiny.uops.constants import equals, factor, is_constant
 from torch_tiny.uops.merge import flatten_ranges, merge_ranges, split_ends
 
 __all__ = [
@@ -344,34 +345,8 @@ SEALED = {
 _LN2 = 0.6931471805599453
 
 
-def _is_constant(u: UOp) -> bool:
-    while u.op in GroupOp.Movement or u.op is Ops.CAST:
-        u = u.src[0]
-    return u.op is Ops.CONST
-
-
-def _constant(u: UOp) -> float | None:
-    while u.op in GroupOp.Movement or u.op is Ops.CAST:
-        u = u.src[0]
-    return float(u.arg) if u.op is Ops.CONST and isinstance(u.arg, (int, float)) else None
-
-
-def factor(u: UOp, value: float) -> UOp | None:
-    """x, where u is x*value."""
-    if u.op is Ops.MUL:
-        for x, c in (u.src, u.src[::-1]):
-            number = _constant(c)
-            if (
-                x.shape == u.shape
-                and number is not None
-                and abs(number - value) <= 1e-7 * abs(value)
-            ):
-                return x
-    return None
-
-
 def _seal_one(u: UOp) -> UOp | None:
-    if u.dtype not in dtypes.floats or all(_is_constant(s) for s in u.src):
+    if u.dtype not in dtypes.floats or all(is_constant(s) for s in u.src):
         return None
     if u.dtype in _HALVES:
         wide = UOp(u.op, dtypes.float32, tuple(s.cast(dtypes.float32) for s in u.src), u.arg)
@@ -387,8 +362,7 @@ def _seal_one(u: UOp) -> UOp | None:
             name, operands = "div", (u.src[1], u.src[0].src[0])
         else:
             for log2, c in (u.src, u.src[::-1]):
-                is_ln2 = abs((_constant(c) or 0.0) - _LN2) < 1e-7
-                if log2.op is Ops.LOG2 and is_ln2 and log2.shape == u.shape:
+                if log2.op is Ops.LOG2 and equals(c, _LN2) and log2.shape == u.shape:
                     name, operands = "log", log2.src
     elif u.op is Ops.ADD and (right := factor(u.src[1], -1.0)) is not None:
         name, operands = "sub", (u.src[0], right)
@@ -433,9 +407,12 @@ _seal = PatternMatcher(
 
 def _repeated(r: UOp) -> UOp | None:
     """A sum of n times the same float: tinygrad's is the product alone, which may be -0.0."""
-    if r.arg[0] is not Ops.ADD or any(loop in r.src[0].ranges for loop in r.src[1:]):
+    loops = r.src[1:]
+    if r.arg[0] is not Ops.ADD or any(loop in r.src[0].ranges for loop in loops):
         return None
-    count = math.prod(int(loop.vmax) + 1 for loop in r.src[1:])
+    if any(loop.src[0].op is not Ops.CONST for loop in loops):
+        return None
+    count = math.prod(int(loop.vmax) + 1 for loop in loops)
     product = sealed("mul", r.dtype, (r.src[0], UOp.const(float(count), r.dtype)))
     return sealed("add", r.dtype, (UOp.const(0.0, r.dtype), product))
 
