@@ -180,6 +180,21 @@ def test_a_cache_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> No
     assert auto(program, blocked / "cache", provokes="Not a directory").strip() == "1"
 
 
+def test_a_cache_stays_where_it_was_when_the_program_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the program goes then. A relative XDG_CACHE_HOME is none, by its specification."""
+    from torch_tiny.engine.settings import _cache_folder
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_TINY_CACHE", "here")
+    assert _cache_folder() == tmp_path / "here"
+    monkeypatch.delenv("TORCH_TINY_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "there")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert _cache_folder() == tmp_path / ".cache" / "torch_tiny"
+
+
 def test_two_processes_share_a_cache(cache: Path) -> None:
     program = """
     import subprocess, sys

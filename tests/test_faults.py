@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -58,6 +61,14 @@ compile.compile_trace = compile_trace
 """
 
 
+def start_quickly(patch: pytest.MonkeyPatch, then: str = "") -> None:
+    """Have workers be QUICK ones, and do something before they serve."""
+    from torch_tiny.engine import worker
+
+    *options, start = worker._COMMAND
+    patch.setattr(worker, "_COMMAND", (*options, f"exec({QUICK + then!r}); {start}"))
+
+
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
@@ -94,6 +105,7 @@ compiled(200)
 """,
         cache,
         provokes="gcc failed with status 3",
+        DEBUG="true",  # which tinygrad would take for a number
         PATH=fake_gcc(tmp_path / "bin", ""),
     )
 
@@ -300,8 +312,38 @@ def test_what_a_killed_program_left_unfinished_goes_first(tmp_path: Path) -> Non
 
     (tmp_path / "left.part").write_bytes(b"x" * 1000)
     os.utime(tmp_path / "left.part", (0, 0))
-    assert PlanFiles(tmp_path, most_bytes=500).store("key", {"regions": []}, b"code") == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["key.plan"]
+    (tmp_path / "left.lock").touch()
+    files = PlanFiles(tmp_path, most_bytes=500)
+    with files.alone("held", threading.Event(), 1):
+        assert files.store("key", {"regions": []}, b"code") == ""
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["held.lock", "key.plan"]
+
+
+def test_a_cache_that_can_only_be_read_is_used(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch_tiny.engine.cache import PlanFiles
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    files = PlanFiles(cache)
+    assert files.store("key", {"regions": [{"engine": ""}]}, b"code") == ""
+    monkeypatch.setattr(os, "utime", read_only)
+    assert files.load("key") == ({"regions": [{"engine": ""}]}, b"code")
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", read_only)
+    assert "Read-only file system" in files.decide("key", ["uop"])
+
+
+def test_a_plan_that_another_process_made_anew_is_not_decided(cache: Path) -> None:
+    from torch_tiny.engine.cache import PlanFiles
+
+    files = PlanFiles(cache)
+    assert files.store("key", {"regions": [{"engine": ""}]}, b"code") == ""
+    assert files.decide("key", ["uop", "aten"]) == ""
+    assert files.load("key") == ({"regions": [{"engine": ""}]}, b"code")
+    assert files.decide("key", ["uop"]) == ""
+    assert files.load("key") == ({"regions": [{"engine": "uop"}]}, b"code")
 
 
 def test_a_worker_killed_or_stopped_100_times() -> None:
@@ -309,10 +351,7 @@ def test_a_worker_killed_or_stopped_100_times() -> None:
     from torch_tiny.engine.worker import Worker, WorkerError
 
     with pytest.MonkeyPatch.context() as patch:
-        from torch_tiny.engine import worker as module
-
-        *options, start = module._COMMAND
-        patch.setattr(module, "_COMMAND", (*options, f"exec({QUICK!r}); {start}"))
+        start_quickly(patch)
         chance = random.Random(0)
         worker = Worker(seconds=3)
         answered = failed = 0
@@ -365,14 +404,76 @@ def test_a_worker_that_cannot_import_its_compiler_says_why(
 def test_a_worker_whose_answer_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch_tiny.engine import worker as module
 
-    *options, start = module._COMMAND
-    monkeypatch.setattr(module, "_COMMAND", (*options, f"exec({QUICK!r}); {start}"))
+    start_quickly(monkeypatch)
     running = module._Running()
     running.socket.sendall(b'{"trace": "x", "everything": false, "target": "cpu"}\n')
     running.socket.recv(1)
     running.socket.close()
     assert running.process.wait(20) == -signal.SIGKILL
     assert not running._folder.exists()
+
+
+# What a worker finds about itself, where the program's limits and signals are as set here.
+LOOK = """
+import os, resource, signal, subprocess
+resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+def look(*_):
+    command = 'echo "$DEBUG"; exit 3'
+    child = subprocess.run(command, shell=True, capture_output=True, text=True)
+    return types.SimpleNamespace(
+        limits=resource.getrlimit(resource.RLIMIT_DATA), debug=os.getenv("DEBUG"),
+        status=child.returncode, said=child.stdout)
+compile.compile_trace = look
+"""
+
+
+def test_a_worker_in_odd_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lower limits, ignored signals, no current folder, a variable that tinygrad would parse."""
+    from torch_tiny.engine.worker import Worker
+
+    start_quickly(monkeypatch, LOOK)
+    monkeypatch.setenv("DEBUG", "true")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    worker = Worker(20)
+    plan, _ = worker.compile("x", False, "cpu")
+    worker.stop()
+    assert plan["limits"] == [4 << 30, 4 << 30]
+    assert plan["debug"] is None
+    assert plan["said"] == "true\n"  # what gcc is told
+    assert plan["status"] == 3
+
+
+def test_a_worker_that_cannot_be_started_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the program has too many open files for one of those that a worker needs."""
+    from torch_tiny.engine.worker import _Running
+
+    start_quickly(monkeypatch)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(Path("/proc/self/fd").iterdir())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    next_file = os.open(os.devnull, os.O_RDONLY)
+    os.close(next_file)
+    for room in range(20):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next_file + room, hard))
+        running = None
+        try:
+            with suppress(OSError):
+                running = _Running()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if running is not None:
+            running.end(0)
+        assert set(Path("/proc/self/fd").iterdir()) == before, room
+        assert not list(tmp_path.iterdir()), room
+        if running is not None:
+            break
+    assert running is not None
+    assert room > 5
 
 
 def _signal(pid: int, number: int) -> None:

@@ -41,7 +41,10 @@ def why_no_portable(kind: str) -> str | None:
     """What is missing for a portable kind and how to get it; None if nothing is known to be."""
     if importlib.util.find_spec("tinygrad") is None:
         return "tinygrad is not installed: pip install tinygrad==0.14.0"
-    from torch_tiny.portable.kind import find_kind
+    try:
+        from torch_tiny.portable.kind import find_kind
+    except ValueError as error:
+        return f"tinygrad takes a variable of the environment, as DEBUG, for a number: {error}"
 
     return find_kind(kind).why_not()
 

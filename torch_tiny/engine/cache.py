@@ -46,7 +46,8 @@ class PlanFiles:
                 if hashlib.sha256(rest).hexdigest().encode() != digest:
                     os.unlink(f"{key}{_SUFFIX}", dir_fd=folder)
                     return None
-                os.utime(f"{key}{_SUFFIX}", dir_fd=folder)  # what was used last is dropped last
+                with suppress(OSError):  # of a disk that is only read
+                    os.utime(f"{key}{_SUFFIX}", dir_fd=folder)  # what was used last goes last
             plan, _, library = rest.partition(b"\n")
             return json.loads(plan), library
         except (OSError, ValueError):
@@ -70,17 +71,20 @@ class PlanFiles:
                     Path(file.name).unlink()
                     raise
             self._drop_oldest()
+            self._drop_locks()
         except OSError as error:
             return f"{self._folder}: {error.strerror or error}"
         return ""
 
-    def decide(self, key: str, engines: Sequence[str]) -> None:
-        """Note which engine was faster for each region of a plan, if it is still there."""
-        if (found := self.load(key)) is not None:
-            plan, library = found
-            for region, engine in zip(plan["regions"], engines, strict=True):
-                region["engine"] = engine
-            self.store(key, plan, library)
+    def decide(self, key: str, engines: Sequence[str]) -> str:
+        """Note which engine was faster for each region of a plan. What `store` says."""
+        found = self.load(key)
+        if found is None or len(found[0]["regions"]) != len(engines):
+            return ""  # another process has dropped it, or made it anew
+        plan, library = found
+        for region, engine in zip(plan["regions"], engines, strict=True):
+            region["engine"] = engine
+        return self.store(key, plan, library)
 
     @contextmanager
     def alone(self, key: str, ends: threading.Event, patience: float) -> Iterator[None]:
@@ -127,6 +131,14 @@ class PlanFiles:
             with suppress(OSError):
                 path.unlink()
             total -= size
+
+    def _drop_locks(self) -> None:
+        """Of processes that were killed."""
+        for path in self._folder.glob("*.lock"):
+            with suppress(OSError), self._opened() as folder:
+                if (file := _locked(folder, path.name)) is not None:
+                    path.unlink()
+                    os.close(file)
 
 
 def key_of(trace: str, everything: bool, target: str, threads: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from torch_tiny.engine.worker import remove_folder
 
 _MOST_MEMORY = 8 << 30
+_SEEN = ("HOME", "PATH", "TMPDIR")  # of the program's variables, besides TORCH_TINY_*
 _LOOK = 1.0  # seconds between looks whether the program lives
 
 
@@ -22,8 +23,16 @@ def main(folder: str, program: str) -> None:
     connection = socket.socket(fileno=os.dup(0))
     os.nice(5)
     if "san.so" not in os.environ.get("LD_PRELOAD", ""):  # a sanitizer reserves more at once
-        resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _limit(resource.RLIMIT_DATA, _MOST_MEMORY)
+    _limit(resource.RLIMIT_CORE, 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else gcc's status is lost
+    # tinygrad makes numbers of what it finds in many names, DEBUG among them. gcc inherits the
+    # process's own environment, which this does not change.
+    os.environ = {  # type: ignore[assignment]  # noqa: B003
+        name: value
+        for name, value in os.environ.items()
+        if name in _SEEN or name.startswith("TORCH_TINY_")
+    }
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def receive() -> None:
@@ -38,6 +47,13 @@ def main(folder: str, program: str) -> None:
         _serve(connection, jobs, Path(folder))
     finally:
         _end(Path(folder))
+
+
+def _limit(what: int, most: int) -> None:
+    """Unless the program's own limit is lower."""
+    _, hard = resource.getrlimit(what)
+    if hard == resource.RLIM_INFINITY or hard > most:
+        resource.setrlimit(what, (most, most))
 
 
 def _receive(connection: socket.socket, jobs: "queue.SimpleQueue[bytes]", program: int) -> None:

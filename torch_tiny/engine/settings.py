@@ -1,5 +1,6 @@
 """What the environment says about compiling."""
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -23,8 +24,9 @@ class Settings:
     """In mode uop: what may be left to PyTorch's kernels, by operator or by reason."""
 
 
+@functools.cache
 def from_environment() -> Settings:
-    """Reads TORCH_TINY_ENGINE, _VALIDATE, _CACHE and _CUDA_GRAPHS."""
+    """TORCH_TINY_ENGINE, _VALIDATE, _CACHE and _CUDA_GRAPHS, as they are when first asked for."""
     mode = os.environ.get("TORCH_TINY_ENGINE", "auto")
     if mode not in MODES:
         raise ValueError(f"TORCH_TINY_ENGINE={mode!r} is not known; choose from {', '.join(MODES)}")
@@ -50,10 +52,19 @@ def _cache_folder() -> Path | None:
     if given == "":
         return None
     if given is not None:
-        return Path(given)
-    if base := os.environ.get("XDG_CACHE_HOME"):
+        return _absolute(Path(given))
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):  # noqa: PTH117  (its specification: a relative one is ignored)
         return Path(base) / "torch_tiny"
     try:
-        return Path.home() / ".cache" / "torch_tiny"
+        return _absolute(Path.home() / ".cache" / "torch_tiny")
     except RuntimeError:  # a user without a home
         return None
+
+
+def _absolute(folder: Path) -> Path:
+    """Where it is now: the program may change its current folder, or have lost it."""
+    try:
+        return folder.absolute()
+    except FileNotFoundError:
+        return folder

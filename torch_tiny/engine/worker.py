@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,28 +97,26 @@ class _Running:
     """A process, its socket and its folder."""
 
     def __init__(self) -> None:
-        folder, lock = _new_folder()
-        self._folder = folder
-        self.socket, theirs = socket.socketpair()
-        try:
-            with (folder / "errors").open("wb") as errors:
-                self.process = subprocess.Popen(
-                    [*_COMMAND, json.dumps(_paths()), str(folder), str(os.getpid())],
-                    stdin=theirs.fileno(),
-                    stdout=errors,
-                    stderr=errors,
-                    env=_environment(folder),
-                    cwd="/",
-                    pass_fds=[lock],  # for as long as it lives the folder is not swept
-                    start_new_session=True,  # Ctrl-C is for the program
-                )
-        except BaseException:
-            self.socket.close()
-            remove_folder(folder)
-            raise
-        finally:
-            theirs.close()
-            os.close(lock)
+        with ExitStack() as on_failure, ExitStack() as theirs:
+            folder, lock = _new_folder()
+            self._folder = folder
+            on_failure.callback(remove_folder, folder)
+            theirs.callback(os.close, lock)
+            self.socket, stdin = socket.socketpair()
+            on_failure.enter_context(self.socket)
+            theirs.enter_context(stdin)
+            errors = theirs.enter_context((folder / "errors").open("wb"))
+            self.process = subprocess.Popen(
+                [*_COMMAND, json.dumps(_paths()), str(folder), str(os.getpid())],
+                stdin=stdin.fileno(),
+                stdout=errors,
+                stderr=errors,
+                env=_environment(folder),
+                cwd="/",
+                pass_fds=[lock],  # for as long as it lives the folder is not swept
+                start_new_session=True,  # Ctrl-C is for the program
+            )
+            on_failure.pop_all()
 
     def ask(self, job: dict[str, Any], deadline: float) -> tuple[dict[str, Any], bytes]:
         self._wait_until(deadline)
@@ -196,7 +194,10 @@ def _paths() -> list[str]:
     """
     needed = [_folder_of(name) for name in ("torch_tiny", "torch", "tinygrad", "numpy")]
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
-    unsafe = {os.path.realpath("."), os.path.realpath(os.path.dirname(main_file or "."))}  # noqa: PTH120
+    unsafe = set()
+    for folder in (".", os.path.dirname(main_file or ".")):  # noqa: PTH120
+        with suppress(FileNotFoundError):  # the current folder may be gone
+            unsafe.add(os.path.realpath(folder))
     others = [p for p in sys.path if os.path.isabs(p) and os.path.realpath(p) not in unsafe]  # noqa: PTH117
     return list(dict.fromkeys([*filter(None, needed), *others]))
 
@@ -212,19 +213,23 @@ def _new_folder() -> tuple[Path, int]:
     """A folder for gcc, locked by an open file. What killed workers left behind goes first."""
     _sweep(Path(tempfile.gettempdir()))
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        lock = _beyond_the_standard_streams(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.exists():  # else another process swept it before it was locked
-            return folder, lock
-        os.close(lock)
+        with ExitStack() as on_failure:
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            on_failure.callback(remove_folder, folder)
+            lock = _beyond_the_standard_streams(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+            on_failure.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():  # else another process swept it before it was locked
+                on_failure.pop_all()
+                return folder, lock
 
 
 def _beyond_the_standard_streams(file: int) -> int:
     """A program without stdin opens its next file as 0, which the worker's own stdin replaces."""
-    moved = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)
-    os.close(file)
-    return moved
+    try:
+        return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(file)
 
 
 def _sweep(parent: Path) -> None:
@@ -245,6 +250,7 @@ def remove_folder(folder: Path) -> None:
     gone = folder.with_name(f"{folder.name}_gone")
     with suppress(OSError):
         folder.rename(gone)
+        gone.rmdir()  # an empty one needs no file to be opened, where there may be too many
     shutil.rmtree(gone, ignore_errors=True)
 
 
