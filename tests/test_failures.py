@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from harness import needs_cpu_memory, needs_tiny, python
+
+from torch_tiny import failures
 
 pytestmark = [needs_tiny, needs_cpu_memory]
 
@@ -55,11 +59,83 @@ def test_a_failed_call_is_counted_at_its_line() -> None:
     assert "where='b.py:2', count=1" in out
 
 
-def test_a_compile_under_way_is_reported() -> None:
+def test_failures_may_be_told_while_they_are_listed() -> None:
+    """The main thread tells between two of its steps, also while it holds the log's lock."""
+    from torch_tiny.failures import _Log
+
+    log = _Log()
+    listed = threading.Event()
+
+    def list_twice() -> None:
+        with log._lock:
+            log.all()
+        listed.set()
+
+    threading.Thread(target=list_twice, daemon=True).start()
+    assert listed.wait(20)
+
+
+@pytest.mark.provokes("compile")
+@pytest.mark.filterwarnings("ignore::torch_tiny.failures.FailureWarning")
+def test_the_thread_that_compiles_outlives_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_tiny.engine import uop
+    from torch_tiny.engine.settings import Settings
+
+    engine = uop.Engine(Settings("auto", False, None))
+    jobs: list[Any] = [(99, 0, "", ["a.py:1"]), RuntimeError("no job"), None]
+
+    def next_job(_: float) -> Any:
+        job = jobs.pop(0)
+        if not jobs:
+            engine._ends.set()
+        if isinstance(job, Exception):
+            raise job
+        return job
+
+    core = SimpleNamespace(next_job=next_job, device_host=uop._C.device_host)
+    monkeypatch.setattr(uop, "_C", core)
+    monkeypatch.setattr(uop, "_POLL", 0)
+    engine._serve()
+    assert not jobs
+    assert engine.counts.waiting == 0
+    assert engine.counts.failures == 1  # there is no device 99
+    assert any("no job" in failure.reason for failure in failures.listed())
+
+
+def test_a_report_needs_no_tinygrad_and_bears_new_notes_meanwhile() -> None:
+    python(
+        """
+        import sys, threading
+        sys.modules["tinygrad"] = None
+        import torch, torch_tiny
+        from torch_tiny.engine import uop
+        sys.setswitchinterval(1e-5)
+        notes = uop.engine.counts.not_lowered
+        notes.update((f"old{i}", "") for i in range(20_000))
+        done = threading.Event()
+        def note():
+            while not done.is_set():
+                notes.update(new="")
+                notes.pop("new")
+        thread = threading.Thread(target=note)
+        thread.start()
+        try:
+            for _ in range(10):
+                assert len(torch_tiny.report().not_lowered) >= 20_000
+        finally:
+            done.set()
+            thread.join()
+        assert sys.modules["tinygrad"] is None
+        """,
+        TORCH_TINY_ENGINE="auto",
+    )
+
+
+def test_a_compile_under_way_is_reported_but_not_in_a_forked_child() -> None:
     """One that takes minutes is not to look as if nothing were compiled."""
     out = python(
         """
-        import threading, torch, torch_tiny
+        import os, threading, torch, torch_tiny
         from torch_tiny.engine import uop
         asked, answered = threading.Event(), threading.Event()
         def compile(*_):
@@ -71,6 +147,11 @@ def test_a_compile_under_way_is_reported() -> None:
         for _ in range(4):
             x.sin().cpu()
         assert asked.wait(60)
+        child = os.fork()
+        if child == 0:
+            counts = uop.engine.counts
+            os._exit(counts.seconds_compiling > 0 or counts.waiting)
+        assert os.waitpid(child, 0)[1] == 0
         under_way = [torch_tiny.report().seconds_compiling for _ in range(2)]
         answered.set()
         print(0 < under_way[0] < under_way[1])

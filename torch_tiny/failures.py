@@ -31,34 +31,28 @@ class _Log:
 
     def renew(self) -> None:
         """Also in a forked child, whose parent may hold the lock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # `tell` comes between any two steps of the main thread
         self._counts: dict[tuple[str, str, str], int] = {}
-        self._total = 0
-        self._told: set[str] = set()
+        self._told: dict[str, Failure] = {}
 
     def add(self, kind: str, reason: str, where: str) -> None:
         with self._lock:
             key = (kind, reason, where)
             self._counts[key] = self._counts.get(key, 0) + 1
-            self._total += 1
         _C.tell_soon()
-
-    def total(self) -> int:
-        return self._total + _C.trouble_count()
 
     def all(self) -> list[Failure]:
         with self._lock:
-            own = [Failure(*key, count) for key, count in self._counts.items()]
-        found = own + [Failure(**trouble) for trouble in _C.troubles()]
+            own = list(self._counts.items())
+        found = [Failure(*key, count) for key, count in own]
+        found += [Failure(**trouble) for trouble in _C.troubles()]
         return sorted(found, key=lambda failure: failure.count, reverse=True)
 
     def tell(self) -> None:
         """Warn of the first failure of each kind, at the line that caused it."""
         for failure in self.all():
-            with self._lock:
-                if failure.kind in self._told:
-                    continue
-                self._told.add(failure.kind)
+            if self._told.setdefault(failure.kind, failure) is not failure:
+                continue
             text = f"{KINDS[failure.kind]}: {failure.reason} (torch_tiny.report() lists all)"
             file, _, line = failure.where.rpartition(":")
             if line.isdigit():
@@ -72,7 +66,6 @@ _log = _Log()
 
 note = _log.add
 """Any thread may; the warning comes from the main thread, between two of its steps."""
-count = _log.total
 listed = _log.all
 
 

@@ -1,5 +1,6 @@
 """What the device has done, for people: `print(torch_tiny.report())`."""
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,10 +185,11 @@ def report() -> Report:
 def _compiled() -> dict[str, Any]:
     from torch_tiny import _C, failures
     from torch_tiny.engine import uop
-    from torch_tiny.portable import engine as portable
 
-    engines = [one for one in (uop.engine, portable.engine) if one is not None]
+    portable = sys.modules.get("torch_tiny.portable.engine")  # which imports tinygrad
+    engines = [one for one in (uop.engine, getattr(portable, "engine", None)) if one is not None]
     counts = [engine.counts for engine in engines]
+    refused = [dict(count.not_lowered) for count in counts]  # threads go on adding to them
     plans = [
         Plan(**{**plan, "regions": [Region(**region) for region in plan["regions"]]})
         for device in range(_C.device_count())
@@ -202,7 +204,7 @@ def _compiled() -> dict[str, Any]:
         "postponed": _C.postponed_jobs(),
         "failures": failures.listed(),
         "seconds_compiling": sum(count.seconds_compiling for count in counts),
-        "not_lowered": {op: why for count in counts for op, why in count.not_lowered.items()},
+        "not_lowered": {op: why for notes in refused for op, why in notes.items()},
     }
 
 

@@ -87,19 +87,30 @@ class Engine:
         self._worker.leave()
         self._worker = Worker()
         self._undecided.clear()
+        self._ends = threading.Event()  # the parent's may have been locked
+        self.counts.begun, self.counts.waiting = None, 0
         _C.reset_jobs()
         if self._thread is not None:
             self._start_thread()
 
     def _serve(self) -> None:
         while not self._ends.is_set():
-            job = _C.next_job(_POLL)
-            if job is not None:
-                self.counts.waiting += 1
-                self._try_to_compile(*job, everything=False)
-                self.counts.waiting -= 1
-            elif self._undecided:
-                self._keep_decisions()
+            try:
+                self._serve_once()
+            except Exception as error:  # nobody else would take the next job
+                failures.note("compile", f"{type(error).__name__}: {error}", "")
+                self._ends.wait(_POLL)
+
+    def _serve_once(self) -> None:
+        job = _C.next_job(_POLL)
+        if job is None:
+            self._keep_decisions()
+            return
+        self.counts.waiting += 1
+        try:
+            self._try_to_compile(*job, everything=False)
+        finally:
+            self.counts.waiting -= 1
 
     def stop(self) -> None:
         """End the worker and the thread, and keep what was decided."""
@@ -131,19 +142,19 @@ class Engine:
         self, device: int, plan: int, trace: str, lines: list[str], everything: bool
     ) -> dict[str, Any] | str:
         """The plan, or what went wrong: then the trace goes on as it is, and that is counted."""
-        target = _target(device)
-        if missing := why_not_compiled(target):
-            failures.note("missing", missing, "")
-            return missing
         try:
+            target = _target(device)
+            if missing := why_not_compiled(target):
+                failures.note("missing", missing, "")
+                return missing
             made = self._compile(device, plan, trace, everything, target)
+            self.counts.note_plan(made, lines)
+            return made
         except Exception as error:  # a worker, a disk, a library: none of them is the program's
             reason = f"{type(error).__name__}: {error}"
             if not self._ends.is_set():
                 self.counts.note_failure(reason, lines[0])
             return reason
-        self.counts.note_plan(made, lines)
-        return made
 
     def _compile(
         self, device: int, plan: int, trace: str, everything: bool, target: str
@@ -200,15 +211,18 @@ class Engine:
         """Write which engine was faster beside the kernels, for the next process."""
         if self._files is None:
             return
-        for device in {device for device, _ in self._undecided}:
-            plans = {state["plan"]: state["regions"] for state in _C.plans(device)}
-            for key in [key for key in self._undecided if key[0] == device]:
-                regions = plans.get(key[1])
-                if regions is None:  # the plan was dropped
-                    del self._undecided[key]
-                elif all(region["engine"] for region in regions):
-                    engines = [region["engine"] for region in regions]
-                    self._files.decide(self._undecided.pop(key), engines)
+        undecided = dict(self._undecided)  # threads that compile go on adding to it
+        plans = {
+            (device, state["plan"]): state["regions"]
+            for device in {device for device, _ in undecided}
+            for state in _C.plans(device)
+        }
+        for plan, key in undecided.items():
+            engines = [region["engine"] for region in plans.get(plan, [])]
+            if all(engines):
+                self._undecided.pop(plan, None)
+                if engines and (trouble := self._files.decide(key, engines)):  # else it was dropped
+                    failures.note("cache", trouble, "")
 
 
 def _target(device: int) -> str:
