@@ -83,7 +83,10 @@ agree(exported.module()(*tiny))
 
 
 def test_a_process_group_without_a_backend() -> None:
-    """A program that uses only the CPU has the backend that it has without this package."""
+    """A program that uses only the CPU has the backend that it has without this package.
+
+    And one that registers a backend for the device has it.
+    """
     out = python("""
         import torch, torch_tiny
         import torch.distributed as dist
@@ -99,10 +102,20 @@ def test_a_process_group_without_a_backend() -> None:
         except RuntimeError as error:
             print(error)
         dist.destroy_process_group()
+        from torch._C._distributed_c10d import FakeProcessGroup
+        def make(store, rank, size, timeout):
+            return FakeProcessGroup._create_internal(rank, size)
+        dist.Backend.register_backend("fake_tiny", make, devices=["tiny"])
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+        dist.all_reduce(torch.ones(3, device="tiny"))
+        dist.all_reduce(torch.ones(3))
+        print(dist.get_backend_config().split(",")[-1])
+        dist.destroy_process_group()
     """)
     assert out.splitlines() == [
         "cpu:gloo [1.0, 1.0, 1.0] [[1.0, 1.0, 1.0]]",
         "No backend type associated with device type tiny",
+        "tiny:fake_tiny",
     ]
 
 

@@ -1,7 +1,7 @@
 """`init_process_group()` without a backend: what PyTorch takes where there is no tiny device.
 
-It goes by the accelerator, and would refuse the one that has no backend of its own, also to a
-program that never uses it.
+PyTorch goes by the accelerator, and would refuse the one that has no backend of its own, also to a
+program that never uses it. A backend that was registered for tiny comes beside the others.
 """
 
 from typing import Any
@@ -19,13 +19,13 @@ def install() -> None:
 
     def init(config: BackendConfig, backend: Any) -> None:
         if str(backend) == Backend.UNDEFINED and torch._C._get_accelerator().type == "tiny":
-            backend = _without_tiny(Backend.default_device_backend_map)
+            backend = _by_device(Backend.default_device_backend_map)
         original(config, backend)
 
     BackendConfig.__init__ = init  # type: ignore[assignment, method-assign]
 
 
-def _without_tiny(backends: dict[str, str]) -> str:
-    """By device, as in "cpu:gloo,cuda:nccl"."""
-    kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    return ",".join(f"{kind}:{backends[kind]}" for kind in kinds)
+def _by_device(backends: dict[str, str]) -> str:
+    """As in "cpu:gloo,cuda:nccl"."""
+    kinds = ["cpu", "cuda", "tiny"] if torch.cuda.is_available() else ["cpu", "tiny"]
+    return ",".join(f"{kind}:{backends[kind]}" for kind in kinds if kind in backends)
