@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from torch_tiny.engine.codegen_nest import Nest, extent, place_of
+from torch_tiny.engine.codegen_nest import Nest, place_of
 from torch_tiny.uops import AxisType, DType, Ops, UOp, simplified
+from torch_tiny.uops.cascade import extent
 
 LONG_REDUCTION = 4096  # is cut in pieces where there is little else to divide among threads
 MANY_PIECES = 64

@@ -8,8 +8,9 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from torch_tiny.engine.codegen_nest import Nest, extent
+from torch_tiny.engine.codegen_nest import Nest
 from torch_tiny.uops import AddrSpace, AxisType, Ops, UOp, simplified, sink_of, substituted
+from torch_tiny.uops.cascade import extent
 
 MAX_ROW_BYTES = 1 << 18  # of one row buffer
 MAX_STACK_BYTES = 1 << 20  # of all of them: that is where they live

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from torch_tiny.engine import c_math
-from torch_tiny.engine.codegen_nest import extent, is_contiguous_along, loads
+from torch_tiny.engine.codegen_nest import is_contiguous_along, loads
 from torch_tiny.uops import (
     AddrSpace,
     AxisType,
@@ -19,7 +19,7 @@ from torch_tiny.uops import (
     stride,
     substituted,
 )
-from torch_tiny.uops.cascade import CHAIN, cascaded, is_rounded, levels_of
+from torch_tiny.uops.cascade import CHAIN, cascaded, extent, is_rounded, levels_of
 
 ACCUMULATORS = 4  # hide the latency of an addition
 FAR_APART = 16384  # within a page, several streams of loads confuse the prefetcher

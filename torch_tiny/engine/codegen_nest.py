@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from torch_tiny.uops import AddrSpace, Ops, UOp, simplified, sink_of, stride
+from torch_tiny.uops.cascade import extent
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +44,6 @@ class Nest:
 
 
 _MEMORY = (AddrSpace.GLOBAL, AddrSpace.LOCAL)
-
-
-def extent(loop: UOp) -> int:
-    return int(loop.vmax) + 1
 
 
 def place_of(loops: Iterable[UOp]) -> UOp:

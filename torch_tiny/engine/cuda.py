@@ -14,7 +14,7 @@ from torch_tiny.engine.c_renderer import c_name
 from torch_tiny.engine.codegen import SETTINGS, parts, renumbered, scheduled
 from torch_tiny.engine.codegen_cut import cut_reductions
 from torch_tiny.engine.codegen_fuse import Limits, fuse
-from torch_tiny.engine.codegen_nest import Nest, extent, place_of
+from torch_tiny.engine.codegen_nest import Nest, place_of
 from torch_tiny.engine.codegen_routine import RoutineStep
 from torch_tiny.engine.cuda_compile import compile, why_no_compiler  # noqa: A004
 from torch_tiny.engine.cuda_shape import (
@@ -38,7 +38,7 @@ from torch_tiny.uops import (
     native_half_casts,
     substituted,
 )
-from torch_tiny.uops.cascade import is_rounded
+from torch_tiny.uops.cascade import extent, is_rounded
 
 __all__ = [
     "VARIANTS",

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from torch_tiny.engine.codegen_nest import extent, is_contiguous_along
+from torch_tiny.engine.codegen_nest import is_contiguous_along
 from torch_tiny.uops import (
     AddrSpace,
     AxisType,
@@ -23,7 +23,7 @@ from torch_tiny.uops import (
     sink_of,
     substituted,
 )
-from torch_tiny.uops.cascade import cascaded
+from torch_tiny.uops.cascade import cascaded, extent
 
 FLAT_THREADS = 256
 WARP = 32

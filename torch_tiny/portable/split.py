@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable, Iterator
 
-from torch_tiny.engine.codegen_nest import Nest, extent, place_of
+from torch_tiny.engine.codegen_nest import Nest, place_of
 from torch_tiny.uops import DType, GroupOp, Ops, UOp, dtypes, substituted
+from torch_tiny.uops.cascade import extent
 
 
 def with_few_buffers(

@@ -55,14 +55,14 @@ def spelled(u: UOp, name: str, spelling: Spelling) -> UOp:
 
     Of constants it is one: WGSL has no kernel in which they overflow.
     """
-    typed = tuple(s.cast(u.dtype) if s.dtype in dtypes.weaks else s for s in u.src[:2])
+    typed = _operands(u)
     if all(s.op is Ops.CONST for s in typed):
         return cast(
             UOp, UOp.const(around(_VALUES[name](*(int(s.arg) for s in typed)), u.dtype), u.dtype)
         )
     operator = name if name == "wrap" else _OPERATORS[_PLAIN[name]]
     text = spelling(operator, u.dtype) or _TEXTS.get(name)
-    return _plain(u, name) if text is None else UOp(Ops.CUSTOM, u.dtype, typed, text)
+    return _plain(u, name, typed) if text is None else UOp(Ops.CUSTOM, u.dtype, typed, text)
 
 
 _VALUES: dict[str, Callable[[int, int], int]] = {
@@ -84,11 +84,15 @@ _TEXTS = {
 }
 
 
-def _plain(u: UOp, name: str) -> UOp:
-    typed = tuple(s.cast(u.dtype) if s.dtype in dtypes.weaks else s for s in u.src[:2])
+def _operands(u: UOp) -> tuple[UOp, ...]:
+    """Of an operator that was sealed, each of a type."""
+    return tuple(s.cast(u.dtype) if s.dtype in dtypes.weaks else s for s in u.src[:2])
+
+
+def _plain(u: UOp, name: str, operands: tuple[UOp, ...]) -> UOp:
     if name == "wrap":
-        return typed[0]
-    return UOp(_PLAIN[name], u.dtype, typed[:1] if name == "neg" else typed)
+        return operands[0]
+    return UOp(_PLAIN[name], u.dtype, operands[:1] if name == "neg" else operands)
 
 
 def _spelled(u: UOp, spelling: Spelling) -> str | None:
@@ -148,7 +152,7 @@ long_arithmetic = PatternMatcher(
 
 def _opened(u: UOp) -> UOp | None:
     name = called_name(u)
-    return None if name is None else _plain(u, name)
+    return None if name is None else _plain(u, name, _operands(u))
 
 
 # Their words are unsigned, and wrap around by themselves.
