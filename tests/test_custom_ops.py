@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -174,3 +175,65 @@ def test_no_kernel_at_all_is_a_clear_error(device: str) -> None:
 def test_opcheck(device: str) -> None:
     x = numbers(3).to(device).requires_grad_()
     torch.library.opcheck(cube, (x,), test_utils="test_schema")
+
+
+def one_operator(name: str, kernel: Callable[[Tensor], Tensor]) -> torch.library.Library:
+    library = torch.library.Library(name, "DEF")
+    library.define("call(Tensor x) -> Tensor")
+    library.impl("call", kernel, KEY)
+    library.impl("call", torch.empty_like, "Meta")
+    return library
+
+
+@needs_tiny
+def test_a_library_is_destroyed_while_a_thread_registers_operators(device: str) -> None:
+    """What was recorded runs before, without the dispatcher's lock."""
+    x, running, registered = torch.ones(4, device=device), Event(), Event()
+    waits, others = [False], list[torch.library.Library]()
+
+    def kernel(given: Tensor) -> Tensor:
+        running.set()
+        assert not waits[0] or registered.wait(60)
+        return given + 1
+
+    def register() -> None:
+        running.wait(60)
+        others.append(one_operator("tinytest_other", lambda given: given))
+        registered.set()
+
+    library = one_operator("tinytest_gone", kernel)
+    torch.ops.tinytest_gone.call(x)
+    running.clear()
+    waits[0] = True
+    y = torch.ops.tinytest_gone.call(x)
+    thread = Thread(target=register)
+    thread.start()
+    library._destroy()
+    thread.join(60)
+    assert y.tolist() == [2] * 4
+    others[0]._destroy()
+
+
+@needs_tiny
+def test_an_operator_that_is_gone_has_run_though_another_one_failed(device: str) -> None:
+    x, fails = torch.ones(4, device=device), [False]
+
+    def kernel(given: Tensor) -> Tensor:
+        if fails[0]:
+            raise ValueError("as told")
+        return given + 1
+
+    failing = one_operator("tinytest_failing", kernel)
+    sound = one_operator("tinytest_sound", lambda given: given + 2)
+    torch.ops.tinytest_failing.call(x), torch.ops.tinytest_sound.call(x)
+    fails[0] = True
+    lost = torch.ops.tinytest_failing.call(x)
+    failing._destroy()
+    y = torch.ops.tinytest_sound.call(x)
+    sound._destroy()
+    with pytest.raises(ValueError, match="as told"):
+        synchronize()
+    assert y.tolist() == [3] * 4
+    for _ in range(2):  # as often as it is asked for
+        with pytest.raises(ValueError, match="as told"):
+            lost.tolist()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -257,3 +261,15 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y:
     loss.backward()
     optimizer.step()
     return loss
+
+
+def test_a_program_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    file = Path(os.fsdecode(os.fsencode(tmp_path) + b"/n\xff.py"))
+    file.write_text("""
+import torch
+x = torch.ones(3, device="tiny")
+for _ in range(2): (x + 1).tolist()
+print(torch.tiny.metrics()["causes"][0]["where"])
+""")
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("n\\udcff.py:4"), done.stdout

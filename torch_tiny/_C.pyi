@@ -67,6 +67,9 @@ def exchange_device(index: int, /) -> int:
 def device_host(index: int, /) -> str:
     """The memory of tiny:index, as given to `init`."""
 
+def run_everything() -> None:
+    """On all devices; who runs next on one hears of an error there."""
+
 def synchronize(index: int, /) -> None:
     """Run the trace of tiny:index and wait for its memory's device."""
 

@@ -40,6 +40,20 @@ def install() -> None:
     for name in ("to", "tiny"):
         _patch_storage_move(name)
     ForkingPickler.register(UntypedStorage, _reduce_storage)
+    for owner, name in ((torch.library.Library, "_destroy"), (torch.library, "_del_library")):
+        _run_before(owner, name)
+
+
+def _run_before(owner: Any, name: str) -> None:
+    """Operators are about to go: what was recorded may call them."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        _C.run_everything()
+        return original(*args, **kwargs)
+
+    setattr(owner, name, patched)
 
 
 def _patch(owner: Any, name: str, tiny: Callable[..., Any]) -> None:

@@ -55,7 +55,7 @@ CudaLibrary::~CudaLibrary() {
       static auto* unload = reinterpret_cast<int (*)(void*)>(symbol("cuModuleUnload"));
       use_pytorch_context();
       unload(module_);
-    } catch (const c10::Error&) {
+    } catch (...) {
       return;
     }
   }

@@ -55,7 +55,7 @@ void Compiler::offer(c10::DeviceIndex device, uint64_t plan, const std::function
   {
     std::lock_guard lock(mutex_);
     if (jobs_.size() >= kMostWaiting) {
-      late_.emplace(device, plan);
+      late_.emplace(plan, device);
       if (late_.size() > kMostLate) {
         late_.erase(late_.begin());
       }
@@ -63,7 +63,7 @@ void Compiler::offer(c10::DeviceIndex device, uint64_t plan, const std::function
       ++postponed;
       return;
     }
-    late_.erase({device, plan});
+    late_.erase({plan, device});
     has_late_ = !late_.empty();
   }
   auto job = make();
@@ -79,7 +79,7 @@ bool Compiler::is_due_again(c10::DeviceIndex device, uint64_t plan) {
     return false;
   }
   std::lock_guard lock(mutex_);
-  return jobs_.size() < kMostWaiting && late_.contains({device, plan});
+  return jobs_.size() < kMostWaiting && late_.contains({plan, device});
 }
 
 std::optional<Job> Compiler::take(std::chrono::duration<double> patience) {

@@ -71,7 +71,7 @@ class Compiler {
   std::condition_variable changed_;
   std::deque<Job> jobs_;
   std::atomic<bool> has_late_{false};
-  std::set<std::pair<c10::DeviceIndex, uint64_t>> late_;  // plans that were not taken
+  std::set<std::pair<uint64_t, c10::DeviceIndex>> late_;  // plans not taken, the oldest first
   bool woken_ = false;
   std::vector<std::string> heard_;
 };

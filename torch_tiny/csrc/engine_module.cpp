@@ -220,7 +220,7 @@ std::function<std::string(const Job&)> compiling(py::object function) {
       return (*kept)(job.device, job.plan, job.trace, lines_of(job)).cast<std::string>();
     } catch (py::error_already_set& error) {
       if (error.matches(PyExc_KeyboardInterrupt)) {
-        interruption = std::current_exception();
+        interruption = current_failure();
         return {};
       }
       return error.what();

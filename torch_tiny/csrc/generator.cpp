@@ -54,6 +54,10 @@ class HostGenerator final : public c10::GeneratorImpl {
   template <typename Body>
   auto settled(const Body& body) const {
     run_recorded();
+    return locked_host(body);
+  }
+  template <typename Body>
+  auto locked_host(const Body& body) const {
     std::lock_guard lock(host_.unsafeGetGeneratorImpl()->mutex_);
     return body(*host_.unsafeGetGeneratorImpl());
   }
@@ -69,7 +73,8 @@ class HostGenerator final : public c10::GeneratorImpl {
     settled([&](auto& host) { host.set_offset(offset); });
   }
   uint64_t get_offset() const override {
-    return settled([](auto& host) { return host.get_offset(); });
+    run_trace(device().index(), "generator");  // PyTorch does not lock before it asks this
+    return locked_host([](auto& host) { return host.get_offset(); });
   }
   uint64_t current_seed() const override {
     return host_.current_seed();

@@ -121,6 +121,7 @@ class HiddenNumbers {
 void call_silently(const Operator& op, c10::Stack& stack);
 
 inline void call_on_host(const Operator& op, c10::DeviceIndex index, c10::Stack& stack) {
+  TORCH_CHECK(!op.is_gone.load(std::memory_order_relaxed), op.name, " was deregistered unrun");
   if (C10_UNLIKELY(
           op.generator >= 0 || op.draws_hidden(torch::jit::last(stack, op.writes.size())))) {
     call_with_numbers(op, index, stack);

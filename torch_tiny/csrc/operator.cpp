@@ -27,15 +27,19 @@ constexpr std::array<std::string_view, 5> kChooseByDevice = {
     "aten::conj_physical_",
     "aten::addr_"};
 
-// Parts of the names of operators behind which are libraries of matrix products and networks. One
-// more than there should be costs some nanoseconds a call.
-constexpr std::array<std::string_view, 20> kOfLibraries = {
-    "mm",       "mv",      "dot",  "matmul", "einsum",   "linear",      "attention",
-    "conv",     "lstm",    "gru",  "rnn",    "cdist",    "linalg",      "solve",
-    "cholesky", "inverse", "pool", "norm",   "ctc_loss", "grid_sampler"};
+// Parts of the names of operators behind which are libraries of matrix products and networks.
+constexpr std::array<std::string_view, 21> kOfLibraries = {
+    "mm",       "mv",      "dot",  "matmul", "einsum",   "linear",       "attention",
+    "conv",     "lstm",    "gru",  "rnn",    "cdist",    "linalg",       "solve",
+    "cholesky", "inverse", "pool", "_norm",  "ctc_loss", "grid_sampler", "transformer"};
 
-bool may_ask_special_flags(std::string_view name) {
-  return std::any_of(kOfLibraries.begin(), kOfLibraries.end(), [&](std::string_view part) {
+// Networks that choose an attention inside of their kernel.
+constexpr std::array<std::string_view, 2> kWithAttention = {
+    "aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"};
+
+template <typename Names>
+bool has_part(const Names& parts, std::string_view name) {
+  return std::any_of(parts.begin(), parts.end(), [&](std::string_view part) {
     return name.find(part) != std::string_view::npos;
   });
 }
@@ -124,25 +128,15 @@ int dropout_argument(const c10::FunctionSchema& schema) {
   return -1;
 }
 
-// A deregistered operator must not be called any more, nor its description be found again.
+// A deregistered operator must not be called any more, nor its description be found again. The
+// dispatcher holds its lock, so nothing can run here: interop.py has had it run before.
 struct Retire final : c10::OpRegistrationListener {
   void onOperatorRegistered(const c10::OperatorHandle& /*op*/) override {}
   void onOperatorDeregistered(const c10::OperatorHandle& op) override {
-    if (!Py_IsInitialized()) {
-      return;  // the process ends, and nobody will read what was recorded
-    }
-    {
-      std::lock_guard lock(table().mutex);
-      if (table().operators.find(identity(op)) == table().operators.end()) {
-        return;
-      }
-    }
-    for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
-      Queue::of(index).run_and_keep_failure("an operator was deregistered");
-    }
     std::lock_guard lock(table().mutex);
     auto found = table().operators.find(identity(op));
     if (found != table().operators.end()) {
+      found->second->is_gone = true;
       table().retired.push_back(std::move(found->second));
       table().operators.erase(found);
       table().epoch.fetch_add(1);
@@ -156,7 +150,6 @@ Operator::Operator(const c10::OperatorHandle& op)
     : handle(op), name(c10::toString(op.operator_name())) {
   const auto& schema = op.schema();
   bool tensor_inputs = false;
-  bool takes_indices = false;
   for (const auto& argument : schema.arguments()) {
     const bool write = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     writes.push_back(write);
@@ -191,7 +184,10 @@ Operator::Operator(const c10::OperatorHandle& op)
   }
   is_listwise = name.rfind("aten::_foreach_", 0) == 0;
   bumps_versions = is_listwise && writes_any;
-  asks_special_flags = !is_builtin(name) || may_ask_special_flags(name);
+  const bool asks_products = !is_builtin(name) || has_part(kOfLibraries, name);
+  const bool asks_attention = !is_builtin(name) || has_part(kWithAttention, name);
+  asks_flags = (asks_products ? kAsksProducts : kAsksNothing) |
+      (asks_attention ? kAsksAttention : kAsksNothing);
   asks_grad_mode = name == "aten::mkldnn_rnn_layer";
   warns_in_vain = name == "aten::_cudnn_rnn";  // weights are in one piece on plain CUDA only
   hidden_generator = op.hasTag(at::Tag::nondeterministic_seeded) && generator < 0;

@@ -18,7 +18,6 @@ constexpr const char* kDataDependent = "data-dependent operator";
 constexpr const char* kUnknownMetadata = "result metadata not known yet";
 constexpr size_t kMostRehearsed = size_t{4} << 20;         // bytes of a call
 constexpr const char* kSegments = "aten::segment_reduce";  // made-up lengths do not add up
-constexpr const char* kSwitched = "a switch of PyTorch was changed";
 constexpr const char* kShared = "memory shared with numpy or DLPack";
 
 void push_results(
@@ -354,12 +353,12 @@ bool record_known(
     queue.run_soon(kTurn);
   }
   bool is_all_again = false;
-  const auto flags = flags_now(op.asks_special_flags);
+  const auto flags = flags_now(op.asks_flags);
   {
     auto lock = locked(queue.mutex);
-    while (C10_UNLIKELY(!queue.trace.accepts(flags))) {
+    while (C10_UNLIKELY(!queue.accepts(flags, place))) {
       lock.unlock();
-      queue.run(kSwitched);
+      queue.run_soon(kSwitched);
       lock = locked(queue.mutex);
     }
     const auto* signature = queue.signatures.find(op, arguments);
@@ -393,7 +392,9 @@ void record(const c10::OperatorHandle& handle, c10::Stack* stack) {
   auto& op = operator_of(handle);
   const auto count = op.writes.size();
   Arguments arguments;
-  retype_indices(*stack, count);
+  if (C10_UNLIKELY(op.takes_indices)) {
+    retype_indices(*stack, count);
+  }
   const auto given = torch::jit::last(*stack, count);
   if (C10_UNLIKELY(op.bumps_versions)) {
     bump_versions(op, given);

@@ -25,7 +25,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 
 // Whether someone needs the results now.
 bool is_asked_for(const char* reason) {
-  return reason != kLimit && reason != kTurn && reason != kAhead;
+  return reason != kLimit && reason != kTurn && reason != kAhead && reason != kSwitched;
 }
 
 // What is new in a trace, seen from the one that was run before it.
@@ -71,6 +71,26 @@ struct Deeper {
     --depth_;
   }
   int& depth_;
+};
+
+// A kernel written in Python may run batches of others in the middle of one.
+class OnStream {
+ public:
+  explicit OnStream(const std::optional<c10::Stream>& stream) {
+    if (stream.has_value()) {
+      before_ = c10::impl::VirtualGuardImpl(stream->device_type()).exchangeStream(*stream);
+    }
+  }
+  ~OnStream() {
+    if (before_.has_value()) {
+      c10::impl::VirtualGuardImpl(before_->device_type()).exchangeStream(*before_);
+    }
+  }
+  OnStream(const OnStream&) = delete;
+  OnStream& operator=(const OnStream&) = delete;
+
+ private:
+  std::optional<c10::Stream> before_;
 };
 
 }  // namespace
@@ -119,6 +139,7 @@ void Queue::run_turn(Turn& turn, c10::function_ref<void()> body) {
   with_shared_home(device_, [&] {
     if (turn.batch.has_value()) {
       execute(std::move(*turn.batch));
+      forget_signatures_if_many();
     }
     body();
   });
@@ -158,8 +179,14 @@ std::optional<Queue::Batch> Queue::take(const char* reason) {
     }
     batch.underway = Underway(*this, trace.id);
     or_fail(trace, [&] {
-      Trace next = reason == kLimit ? trace.split(trace.find_restart()) : std::move(spare_);
-      spare_ = Trace();
+      Trace next;
+      // Readers tell what is on its way by numbers that grow.
+      if (reason == kLimit) {
+        next = trace.split(trace.find_restart());
+      } else {
+        next = std::exchange(spare_, Trace());
+        next.renew();
+      }
       batch.trace = std::move(trace);
       trace = std::move(next);
     });
@@ -194,7 +221,7 @@ void Queue::execute(Batch batch) {
   try {
     outcome = run_batch(batch);
   } catch (...) {
-    outcome.failure = std::current_exception();
+    outcome.failure = current_failure();
     batch.trace.fail(outcome.failure);
   }
   const auto interrupted = std::exchange(interruption, nullptr);
@@ -205,7 +232,7 @@ void Queue::execute(Batch batch) {
     spare_ = std::move(batch.trace);
   }
   if (const auto& failure = outcome.failure != nullptr ? outcome.failure : interrupted) {
-    std::rethrow_exception(failure);
+    raise_failure(failure);
   }
 }
 
@@ -215,9 +242,7 @@ Queue::Outcome Queue::run_batch(Batch& batch) {
   const Deeper deeper(depth_);
   const HostScope scope(device_);
   const WithFlags flags(batch.trace.flags);
-  if (batch.stream.has_value()) {
-    c10::impl::VirtualGuardImpl(batch.stream->device_type()).exchangeStream(*batch.stream);
-  }
+  const OnStream stream(batch.stream);
   if (const auto refused = compile(batch.trace, *batch.plan); !refused.empty()) {
     runner.fail_all(refused);
   } else {
@@ -264,16 +289,55 @@ void Queue::note_wait(const char* reason) {
   ++metrics.causes[{reason, place}];
 }
 
+// What the program has set for the whole process must be as a run needs it, and stay so: a run that
+// needs other switches has all devices to itself. One inside of another run may not wait for that.
+Queue::Locks Queue::lock_running(c10::function_ref<bool()> needs_all) {
+  const bool is_inside = Running::are_any_mine();
+  Locks locks;
+  locks.emplace_back(running_);
+  if (C10_LIKELY(device_count() == 1) || is_inside || !needs_all()) {
+    return locks;
+  }
+  locks.clear();
+  return lock_all();
+}
+
+// Waits for one lock at a time, holding no other: who has one of them may wait for another.
+Queue::Locks Queue::lock_all() {
+  auto first = device_;
+  for (;;) {
+    Locks locks;
+    locks.emplace_back(of(first).running_);
+    for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
+      if (index != first && !locks.emplace_back(of(index).running_, std::try_to_lock)) {
+        first = index;
+        locks.clear();
+        break;
+      }
+    }
+    if (!locks.empty()) {
+      return locks;
+    }
+    std::this_thread::yield();
+  }
+}
+
+bool Queue::needs_all() {
+  const auto lock = locked(mutex);
+  return !trace.empty() && have_to_be_replaced(trace.flags);
+}
+
 // The right to run, and what was recorded, cut off at a moment when nothing recorded earlier is
 // still to come. Only if a storage waits for it, where one is given.
 Queue::Turn Queue::lock_to_run(const char* reason, const TinyStorage* storage) {
   for (;;) {
+    const bool is_inside = running_.is_mine();
     wait_for_batches();
     raise_kept_failure();
-    Turn turn{std::unique_lock(running_), std::nullopt};
+    Turn turn{lock_running([&] { return needs_all(); }), std::nullopt};
     std::unique_lock batches(batches_mutex_);
-    // A kernel written in Python may use the device on that thread: nobody else will do the rest.
-    while (std::this_thread::get_id() == server_.load() && !batches_.empty()) {
+    // A kernel written in Python may use the device: nobody else can do the rest meanwhile.
+    while (is_inside && !batches_.empty()) {
       auto batch = std::move(batches_.front());
       batches_.pop_front();
       batches.unlock();
@@ -394,9 +458,9 @@ void run_trace_soon(c10::DeviceIndex index, const char* reason) {
   Queue::of(index).run_soon(reason);
 }
 
-void run_everything(const char* reason) {
+void run_everything(const char* reason) noexcept {
   for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
-    run_trace(index, reason);
+    Queue::of(index).run_and_keep_failure(reason);
   }
 }
 

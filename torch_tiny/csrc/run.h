@@ -29,6 +29,9 @@ inline constexpr const char* kTurn = "turn of a backward pass";
 // And a third: a call that was waited for alone the last time is not kept until it is again.
 inline constexpr const char* kAhead = "ahead of the wait";
 
+// And a fourth: what follows was recorded under other switches of PyTorch's.
+inline constexpr const char* kSwitched = "a switch of PyTorch was changed";
+
 struct Limits {
   size_t calls = 4096;
   size_t bytes = size_t{4} << 30;
@@ -54,6 +57,47 @@ struct Metrics {
 
 // Whether plans on CUDA memory become CUDA graphs; TORCH_TINY_CUDA_GRAPHS=0 says no.
 inline std::atomic<bool> uses_graphs{true};
+
+// The right to run on a device. A kernel written in Python may use the device while it has it.
+class Running {
+ public:
+  void lock() {
+    mutex_.lock();
+    entered();
+  }
+  bool try_lock() {
+    const bool is_locked = mutex_.try_lock();
+    if (is_locked) {
+      entered();
+    }
+    return is_locked;
+  }
+  void unlock() {
+    --held_here;
+    if (--depth_ == 0) {
+      holder_ = std::thread::id();
+    }
+    mutex_.unlock();
+  }
+  bool is_mine() const {
+    return holder_.load() == std::this_thread::get_id();
+  }
+  static bool are_any_mine() {
+    return held_here > 0;
+  }
+
+ private:
+  void entered() {
+    ++held_here;
+    ++depth_;
+    holder_ = std::this_thread::get_id();
+  }
+
+  static inline thread_local int held_here = 0;
+  std::recursive_mutex mutex_;
+  int depth_ = 0;
+  std::atomic<std::thread::id> holder_;
+};
 
 class Queue {
  public:
@@ -100,6 +144,14 @@ class Queue {
   bool install(uint64_t plan, std::shared_ptr<Compiled> compiled);
   // Calls `visit` on every plan of this device while nothing runs.
   void for_each_plan(c10::function_ref<void(const Plan&)> visit);
+
+  // Whether a call under these flags can be recorded behind those before it; with the mutex held.
+  // Denormals are a thread's own, and autograd's thread acts for the one that has called it.
+  bool accepts(Flags flags, const Where& place) {
+    (place.node == nullptr ? denormals_ : flags.denormals) =
+        place.node == nullptr ? flags.denormals : denormals_;
+    return trace.accepts(flags);
+  }
 
   // The signature of the call that came here last time; null where there was none.
   const Signature* expected() const {
@@ -165,8 +217,11 @@ class Queue {
     std::optional<c10::Stream> stream;  // of the thread that recorded it
   };
 
+  // On this device, or on all of them.
+  using Locks = c10::SmallVector<std::unique_lock<Running>, 2>;
+
   struct Turn {
-    std::unique_lock<std::recursive_mutex> lock;
+    Locks locks;
     std::optional<Batch> batch;
   };
 
@@ -181,6 +236,9 @@ class Queue {
   void execute(Batch batch);
   Outcome run_batch(Batch& batch);
   void count(const Batch& batch, const Outcome& outcome, double seconds);
+  Locks lock_running(c10::function_ref<bool()> needs_all);
+  Locks lock_all();
+  bool needs_all();
   Turn lock_to_run(const char* reason, const TinyStorage* storage);
   void run_turn(Turn& turn, c10::function_ref<void()> body);
   void wait_for_batches();
@@ -197,9 +255,10 @@ class Queue {
   PlanGraph::Done run_as_graph(Trace& running, const Plan& plan);
 
   const c10::DeviceIndex device_;
-  std::recursive_mutex running_;
+  Running running_;
   int depth_ = 0;  // a kernel written in Python may use the device, and run what it recorded
   bool is_ahead_ = false;           // the last trace ran before anyone asked; guarded by `mutex`
+  uint32_t denormals_ = 0;          // of the last call outside of a backward pass; likewise
   Trace spare_;                     // keeps its capacity from run to run; guarded by `mutex`
   std::vector<uint64_t> underway_;  // traces cut off and not done, oldest first; likewise
   PlanCache plans_;
@@ -219,6 +278,7 @@ class Queue {
 
 void run_trace(c10::DeviceIndex index, const char* reason);
 void run_trace_soon(c10::DeviceIndex index, const char* reason);
-void run_everything(const char* reason);
+// On all devices; whoever runs next on one hears of an error there.
+void run_everything(const char* reason) noexcept;
 
 }  // namespace tiny

@@ -13,7 +13,7 @@ constexpr size_t kMostBatches = 4;  // more would only hold memory
 }  // namespace
 
 void Queue::run_soon(const char* reason) {
-  if (!has_thread_ || !has_repeated_ || std::this_thread::get_id() == server_.load()) {
+  if (!has_thread_ || !has_repeated_ || running_.is_mine()) {
     return run(reason);
   }
   check_usable();
@@ -38,11 +38,19 @@ void Queue::run_soon(const char* reason) {
 }
 
 void Queue::run_and_keep_failure(const char* reason) noexcept {
-  try {
-    run(reason);
-  } catch (...) {
+  std::exception_ptr first;
+  for (bool is_done = false; !is_done;) {
+    try {
+      run(reason);
+      is_done = true;
+    } catch (...) {  // may be one that was kept before: then nothing has run
+      is_done = first != nullptr;
+      first = first != nullptr ? first : current_failure();
+    }
+  }
+  if (first != nullptr) {
     const auto lock = locked(batches_mutex_);
-    kept_failure_ = std::current_exception();
+    kept_failure_ = first;
   }
 }
 
@@ -66,7 +74,10 @@ void Queue::serve() {
       std::unique_lock lock(batches_mutex_);
       batches_changed_.wait(lock, [&] { return !batches_.empty(); });
     }
-    std::lock_guard running(running_);
+    const auto locks = lock_running([&] {
+      std::lock_guard lock(batches_mutex_);
+      return !batches_.empty() && have_to_be_replaced(batches_.front().trace.flags);
+    });
     Batch batch;
     {
       std::lock_guard lock(batches_mutex_);
@@ -81,7 +92,7 @@ void Queue::serve() {
     try {
       execute(std::move(batch));
     } catch (...) {
-      failure = std::current_exception();
+      failure = current_failure();
     }
     {
       std::lock_guard lock(batches_mutex_);
@@ -107,7 +118,7 @@ void Queue::finish() {
 }
 
 void Queue::wait_for_batches() {
-  if (has_thread_ && std::this_thread::get_id() != server_.load()) {
+  if (has_thread_ && !running_.is_mine()) {
     std::unique_lock lock(batches_mutex_);
     batches_changed_.wait(lock, [&] { return batches_.empty() && !is_serving_; });
   }
@@ -116,7 +127,7 @@ void Queue::wait_for_batches() {
 void Queue::raise_kept_failure() {
   std::lock_guard lock(batches_mutex_);
   if (kept_failure_ != nullptr) {
-    std::rethrow_exception(std::exchange(kept_failure_, nullptr));
+    raise_failure(std::exchange(kept_failure_, nullptr));
   }
 }
 

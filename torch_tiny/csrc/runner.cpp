@@ -137,9 +137,9 @@ void Runner::run_one(const Call& call, size_t first, size_t last) {
     is_whole ? run_call(call) : run_part(call, first, last);
   } catch (c10::Error& error) {
     add_context(error, *call.signature->op, describe(call.where));
-    fail(call, std::current_exception());
+    fail(call, current_failure());
   } catch (...) {
-    fail(call, std::current_exception());
+    fail(call, current_failure());
   }
 }
 
@@ -176,7 +176,7 @@ void Runner::run_region(Region& region) {
       }
     } catch (...) {
       for (const auto call : region.calls) {
-        fail(trace_.calls[call], std::current_exception());
+        fail(trace_.calls[call], current_failure());
       }
     }
   }

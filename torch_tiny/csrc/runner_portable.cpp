@@ -42,14 +42,14 @@ void Runner::run_portable(const Region& region) {
       }
     }
   } catch (DeviceMemoryError& error) {
-    run_on_host(region, std::current_exception(), error.nbytes);
+    run_on_host(region, current_failure(), error.nbytes);
   } catch (c10::Error& error) {
     error.add_context(
         "in " + region.name + ", recorded at " +
         describe(trace_.calls[region.calls.front()].where));
-    run_on_host(region, std::current_exception(), SIZE_MAX);
+    run_on_host(region, current_failure(), SIZE_MAX);
   } catch (...) {
-    run_on_host(region, std::current_exception(), SIZE_MAX);
+    run_on_host(region, current_failure(), SIZE_MAX);
   }
 }
 
@@ -90,7 +90,7 @@ std::string Runner::number(const RegionBuffer& buffer) const {
   if (given.isTensor() && given.toTensor().is_complex()) {
     const auto size = given.toTensor().element_size() / 2;
     const auto* data = static_cast<const char*>(given.toTensor().const_data_ptr());
-    return {data + buffer.item * size, size};
+    return std::string(data + buffer.item * size, static_cast<size_t>(size));
   }
   const auto value = buffer.item < 0 ? given : given.toList().get(buffer.item);
   if (value.isDouble()) {
@@ -100,7 +100,9 @@ std::string Runner::number(const RegionBuffer& buffer) const {
     return bytes(value.toInt());
   }
   const auto& tensor = value.toTensor();
-  return {static_cast<const char*>(tensor.const_data_ptr()), tensor.element_size()};
+  return std::string(
+      static_cast<const char*>(tensor.const_data_ptr()),
+      static_cast<size_t>(tensor.element_size()));
 }
 
 }  // namespace tiny

@@ -118,7 +118,7 @@ class SignatureTable {
   }
   void insert(std::unique_ptr<Signature> signature);
   size_t size() const {
-    return size_;
+    return size_ + replaced_.size();
   }
   // Drops all others. No trace may refer to them.
   void keep(const std::unordered_set<const Signature*>& kept);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "allocator.h"
+#include "failure.h"
 #include "shared.h"
 
 namespace tiny {
@@ -127,18 +128,23 @@ void TinyStorage::drop_own_buffer() {
 
 const c10::Storage& TinyStorage::memory(Access access) {
   if (C10_UNLIKELY(failure != nullptr)) {
-    std::rethrow_exception(failure);
+    raise_failure(failure);
   }
-  if (!host_) {
-    // On CUDA memory two threads may come here at once: nothing runs that they would wait for.
-    static auto* making = new std::mutex;
-    const std::lock_guard lock(*making);
+  const auto make = [&] {
     if (!host_) {
       auto made = c10::Storage(allocate_host(device().index(), nbytes()));
       made.unsafeGetStorageImpl()->set_resizable(!is_shared_);
       host_ = std::move(made);
       refresh();
     }
+  };
+  if (host_device(device().index()).is_cuda()) {
+    // Two threads may come here at once: nothing runs that they would wait for.
+    static auto* making = new std::mutex;
+    const std::lock_guard lock(*making);
+    make();
+  } else {
+    make();
   }
   if (C10_UNLIKELY(in_buffer_)) {
     if (is_shared_ && !in_host_) {
@@ -156,7 +162,7 @@ const c10::Storage& TinyStorage::memory(Access access) {
 
 Buffer TinyStorage::buffer() {
   if (C10_UNLIKELY(failure != nullptr)) {
-    std::rethrow_exception(failure);
+    raise_failure(failure);
   }
   if (!in_buffer_) {
     const auto bytes = nbytes();

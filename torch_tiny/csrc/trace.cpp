@@ -98,8 +98,12 @@ void Trace::add_fresh(c10::intrusive_ptr<TinyStorage> storage) {
   slots.push_back(std::move(storage));
 }
 
-void Trace::clear() {
+void Trace::renew() {
   id = next_trace_id();
+}
+
+void Trace::clear() {
+  renew();
   calls.clear();
   uses.clear();
   values.clear();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "compiled.h"
+#include "failure.h"
 #include "flags.h"
 #include "signature.h"
 #include "storage.h"
@@ -49,7 +50,7 @@ struct Trace {
     if (empty()) {
       flags = given;
     } else if (C10_LIKELY(flags.agree(given))) {
-      flags.special |= given.special;
+      flags.join(given);
     } else {
       return false;
     }
@@ -60,6 +61,7 @@ struct Trace {
   // A slot for a fresh result; null where the operator returns no tensor.
   void add_fresh(c10::intrusive_ptr<TinyStorage> storage);
   void clear();
+  void renew();  // takes the next number
   // It will not run: what has no value yet raises this.
   void fail(const std::exception_ptr& why) const noexcept;
 
@@ -76,7 +78,7 @@ void or_fail(Trace& trace, const Body& body) {
   try {
     body();
   } catch (...) {
-    trace.fail(std::current_exception());
+    trace.fail(current_failure());
     trace.clear();
     throw;
   }

@@ -140,9 +140,9 @@ class Unboxed<Return(Args...)> {
     if (C10_UNLIKELY(queue.turns(place))) {
       return false;
     }
-    const auto flags = flags_now(op_.asks_special_flags);
+    const auto flags = flags_now(op_.asks_flags);
     auto lock = locked(queue.mutex);
-    if (C10_UNLIKELY(!queue.trace.accepts(flags))) {
+    if (C10_UNLIKELY(!queue.accepts(flags, place))) {
       return false;
     }
     auto& values = queue.trace.values;

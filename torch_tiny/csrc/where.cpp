@@ -19,6 +19,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "device.h"
 #include "gil.h"
 #include "where.h"
 
@@ -52,6 +53,9 @@ constexpr size_t kMostKept = 16'384;  // the lines of code beyond that are not k
 std::atomic<uint64_t> deaths{1};
 
 void forget(void* code) {
+  if (in_bad_fork()) {
+    return;  // a thread that stayed behind may have the lock
+  }
   std::lock_guard lock(codes().mutex);
   codes().known.erase(static_cast<PyCodeObject*>(code));
   deaths.fetch_add(1, std::memory_order_release);
@@ -72,10 +76,13 @@ bool watch(PyCodeObject* code) {
   return done;
 }
 
+// Names of files need not be UTF-8.
 std::string text_of(PyObject* unicode) {
-  const char* text = PyUnicode_AsUTF8(unicode);
+  auto* bytes = PyUnicode_AsEncodedString(unicode, "utf-8", "backslashreplace");
   PyErr_Clear();
-  return text == nullptr ? "" : text;
+  std::string text = bytes == nullptr ? "unknown" : PyBytes_AS_STRING(bytes);
+  Py_XDECREF(bytes);
+  return text;
 }
 
 // The code that stands for this one, and is kept alive for ever; null if there are too many.
@@ -207,9 +214,8 @@ std::string describe(const Where& where) {
     return "unknown";
   }
   const WithGil gil;
-  const char* file = PyUnicode_AsUTF8(where.code->co_filename);
   const int line = PyCode_Addr2Line(where.code, where.instruction);
-  return std::string(file == nullptr ? "unknown" : file) + ":" + std::to_string(line);
+  return text_of(where.code->co_filename) + ":" + std::to_string(line);
 }
 
 }  // namespace tiny

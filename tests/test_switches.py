@@ -1,0 +1,187 @@
+"""PyTorch's switches, which are the whole process's, while traces of others run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from harness import needs_cpu_memory, needs_tiny, python
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from util import KIND
+
+pytestmark = needs_tiny
+SECONDS = 60.0
+
+MakeOperator = Callable[[Callable[[], None]], Callable[[Tensor], Tensor]]
+
+
+@pytest.fixture
+def kernel() -> Iterator[MakeOperator]:
+    """An operator whose kernel calls what it was made with, while its trace runs."""
+    library = torch.library.Library("switches", "DEF")
+    library.define("call(Tensor x) -> Tensor")
+    body: list[Callable[[], None]] = []
+
+    def run(x: Tensor) -> Tensor:
+        body[-1]()
+        return x + 1
+
+    library.impl("call", run, KIND.upper())
+    library.impl("call", torch.empty_like, "Meta")
+
+    def make(called: Callable[[], None]) -> Callable[[Tensor], Tensor]:
+        body[:] = [lambda: None]
+        torch.ops.switches.call(torch.ones(3, device="tiny"))  # the first call is not recorded
+        body[:] = [called]
+        return torch.ops.switches.call  # type: ignore[no-any-return]
+
+    yield make
+    library._destroy()
+
+
+def test_what_another_thread_sets_while_a_trace_runs_stays_set(kernel: MakeOperator) -> None:
+    running, is_set = threading.Event(), threading.Event()
+    seen = []
+
+    def body() -> None:
+        running.set()
+        assert is_set.wait(SECONDS)
+        seen.append(torch.are_deterministic_algorithms_enabled())
+
+    def other() -> None:
+        assert running.wait(SECONDS)
+        torch.backends.mkldnn.set_flags(False)
+        is_set.set()
+
+    call = kernel(body)
+    thread = threading.Thread(target=other)
+    thread.start()
+    torch.use_deterministic_algorithms(True)
+    try:
+        y = call(torch.ones(3, device="tiny"))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    try:
+        assert y.tolist() == [2, 2, 2]
+        thread.join(SECONDS)
+        assert seen == [True]
+        assert not torch.backends.mkldnn.enabled
+        assert not torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.backends.mkldnn.set_flags(True)
+
+
+def test_choosing_an_attention_does_not_cut_a_trace(device: str) -> None:
+    q = torch.randn(1, 2, 8, 8, device=device)
+    weight = torch.randn(8, 8, device=device)
+
+    def layers() -> float:
+        x = q
+        for _ in range(3):
+            with sdpa_kernel(SDPBackend.MATH):
+                x = scaled_dot_product_attention(x, x, x) @ weight
+        return x.sum().item()
+
+    layers()
+    layers()
+    before = torch.tiny.metrics()["traces"]
+    layers()
+    assert torch.tiny.metrics()["traces"] == before + 1
+
+
+@needs_cpu_memory
+def test_a_backward_pass_flushes_denormals_as_its_caller_does() -> None:
+    """On the CPU it runs on the caller's thread, here on one of autograd's."""
+    out = python("""
+        import torch
+        x = torch.full((4,), 1e-30, device="tiny", requires_grad=True)
+        def step():
+            (x * 1e-5).sum().backward()
+            result, x.grad = x.grad * 1e-36, None
+            return result.tolist()[0]
+        step()  # autograd's threads are there now
+        torch.set_flush_denormal(True)
+        step()
+        before = torch.tiny.metrics()["traces"]
+        print(step(), torch.tiny.metrics()["traces"] - before)
+        """)
+    assert out.split() == ["0.0", "1"]
+
+
+TWO_DEVICES = """
+    import threading, torch
+    SECONDS = 60.0
+    library = torch.library.Library("switches", "DEF")
+    library.define("call(Tensor x) -> Tensor")
+    kernels = {}
+    library.impl("call", lambda x: kernels[x.numel()]() or x + 1, "CPU")
+    library.impl("call", torch.empty_like, "Meta")
+    kernels.update({3: lambda: None, 4: lambda: None})
+    x, y = torch.ones(3, device="tiny:0"), torch.ones(4, device="tiny:1")
+    def both():
+        return torch.ops.switches.call(x), torch.ops.switches.call(y)
+    for one in both():
+        one.tolist()
+    def read(tensor):
+        thread = threading.Thread(target=tensor.tolist)
+        thread.start()
+        return thread
+    """
+
+
+@needs_cpu_memory
+@pytest.mark.parametrize("first", [False, True])
+def test_runs_of_other_devices_do_not_change_each_others_switches(first: bool) -> None:
+    """One is recorded with a switch on, one with it off; they run at the same time."""
+    code = f"""
+    seen, running, other = {{}}, threading.Event(), threading.Event()
+    def kernel_of_the_first():
+        running.set()
+        other.wait(0.3)  # which cannot come before this one ends
+        seen["first"] = torch.are_deterministic_algorithms_enabled()
+    def kernel_of_the_second():
+        other.set()
+        seen["second"] = torch.are_deterministic_algorithms_enabled()
+    kernels.update({{3: kernel_of_the_first, 4: kernel_of_the_second}})
+    torch.use_deterministic_algorithms({first})
+    a = torch.ops.switches.call(x)
+    torch.use_deterministic_algorithms({not first})
+    b = torch.ops.switches.call(y)
+    torch.use_deterministic_algorithms(False)
+    threads = [read(a)]
+    assert running.wait(SECONDS)
+    threads.append(read(b))
+    for thread in threads:
+        thread.join()
+    print(seen["first"], seen["second"], torch.are_deterministic_algorithms_enabled())
+    """
+    out = python(TWO_DEVICES + code, TORCH_TINY_DEVICES="cpu,cpu")
+    assert out.split() == [str(first), str(not first), "False"]
+
+
+@needs_cpu_memory
+def test_a_kernel_may_use_another_device_while_that_one_wants_to_run() -> None:
+    code = """
+    running, others_turn = threading.Event(), threading.Event()
+    def kernel():
+        running.set()
+        others_turn.wait(SECONDS)
+        (torch.ones(4, device="tiny:1") + 1).sum().item()
+    kernels[3] = kernel
+    torch.use_deterministic_algorithms(True)
+    a = torch.ops.switches.call(x)
+    torch.use_deterministic_algorithms(False)
+    b = y + 1
+    first = read(a)
+    assert running.wait(SECONDS)
+    second = read(b)
+    others_turn.set()
+    first.join(SECONDS), second.join(SECONDS)
+    print(first.is_alive(), second.is_alive(), a.tolist(), b.tolist())
+    """
+    out = python(TWO_DEVICES + code, TORCH_TINY_DEVICES="cpu,cpu")
+    assert out.split("\n")[0] == "False False [2.0, 2.0, 2.0] [2.0, 2.0, 2.0, 2.0]"
