@@ -25,8 +25,8 @@ demo: core
 	$(BIN)/python examples/digits.py
 
 test: lint devices
-	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist worksteal
-	$(ONE_THREAD) $(BIN)/python -m tests.on_devices -n 2 --dist worksteal
+	$(ONE_THREAD) $(BIN)/pytest -n 3 --dist worksteal
+	$(ONE_THREAD) $(BIN)/python -m tests.on_devices -n 3 --dist worksteal
 
 # Derivatives, the operator database and random programs on OpenCL and WebGPU; takes hours.
 test-devices: core devices

@@ -64,6 +64,11 @@ def everything_compiled() -> Iterator[None]:
     engine.stop()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes minutes begins first, or the other processes would wait for it in the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     from opdb.summary import lines
 

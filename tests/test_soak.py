@@ -18,6 +18,7 @@ pytestmark = [needs_tiny, needs_cpu_memory]
 MINUTES = 5
 
 
+@pytest.mark.long
 def test_five_minutes_of_everything_at_once() -> None:
     command = [sys.executable, "-m", "tests.soak", "--minutes", str(MINUTES), "--seed", "0"]
     command = ["nice", "-n", "10", *command]  # it would take the cores from the other tests
