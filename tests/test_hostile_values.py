@@ -137,6 +137,83 @@ def test_a_sum_of_negative_zeros() -> None:
     agree(lambda d: torch.full((8, 8), -0.0, device=d).sum(1))
 
 
+def joined(*tensors: torch.Tensor) -> torch.Tensor:
+    return torch.cat([t.reshape(-1) for t in tensors])
+
+
+ALL_FLOATS = pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+)
+
+
+@ALL_FLOATS
+def test_a_sum_of_one_negative_zero(dtype: torch.dtype) -> None:
+    x, one = torch.full((7,), -0.0, dtype=dtype), torch.ones(1, dtype=dtype)
+
+    def sums(device: str) -> torch.Tensor:
+        z, o = x.to(device), one.to(device)
+        column, image = z.view(7, 1), z.view(1, 1, 7)
+        return joined(
+            *(z[0].sum(), z[:1].sum(), z[:1].mean(), column.sum(1), z.view(1, 7, 1).sum((0, 2))),
+            *(column.nansum(1), column.mean(1), column.cumsum(1), z.cumsum(0)),
+            *(
+                F.avg_pool1d(image, 1),
+                F.adaptive_avg_pool1d(image, 7),
+                F.conv1d(image, o[None, None]),
+            ),
+            *(torch.dot(z[:1], o), column @ o, torch.bmm(z.view(1, 7, 1), o.view(1, 1, 1))),
+        )
+
+    agree(sums)
+    agree(lambda d: torch.view_as_real(torch.complex(*x[:1].float().to(d).expand(2, 1)).sum()))
+
+
+@ALL_FLOATS
+def test_a_matrix_product_of_one_negative_zero(dtype: torch.dtype) -> None:
+    a, b = torch.full((7, 1), -0.0, dtype=dtype), torch.ones(1, 3, dtype=dtype)
+    agree(lambda d: a.to(d) @ b.to(d))
+    agree(lambda d: F.linear(a.to(d), b.t().to(d)))
+
+
+@ALL_FLOATS
+def test_negative_zeros_are_scattered(dtype: torch.dtype) -> None:
+    zeros = torch.tensor([-0.0, 0.0, -0.0, -0.0, 1.0, -0.0], dtype=dtype)
+
+    def scattered(device: str) -> torch.Tensor:
+        z, ones = zeros.to(device), torch.ones(2, 3, dtype=dtype, device=device)
+        i = torch.tensor([[0, 1], [2, 2]], device=device)
+        part = z[:4].view(2, 2)
+        return joined(
+            ones.scatter(1, i, part), ones.scatter(0, i[:1], part), ones.scatter(1, i, -0.0)
+        )
+
+    agree(scattered)
+
+
+@ALL_FLOATS
+def test_what_nothing_is_added_to_keeps_its_sign(dtype: torch.dtype) -> None:
+    zeros, mixed = torch.full((7,), -0.0, dtype=dtype), torch.tensor([-0.0, 0.0, 1.0], dtype=dtype)
+
+    def added(device: str) -> torch.Tensor:
+        z, m, i = zeros.to(device), mixed.to(device), torch.tensor([0, 2, 0], device=device)
+        return joined(
+            *(z.index_add(0, i, m), z.index_add(0, i, z[:3]), z.index_add(0, i[:1], m[2:])),
+            *(z.index_put((i,), v, accumulate=True) for v in (m, z[:3])),
+            *(z.clone().put_(i, v, accumulate=True) for v in (m, z[:3])),
+            *(z.scatter_add(0, i, v) for v in (m, z[:3])),
+            *(z.scatter_reduce(0, i, z[:3], "mean", include_self=own) for own in (True, False)),
+        )
+
+    agree(added)
+
+
+@ALL_FLOATS
+def test_bags_of_one_negative_zero(dtype: torch.dtype) -> None:
+    rows = torch.full((7, 2), -0.0, dtype=dtype)
+    for mode in ("sum", "mean", "max"):
+        agree(lambda d: F.embedding_bag(torch.arange(4).view(4, 1).to(d), rows.to(d), mode=mode))  # noqa: B023
+
+
 def test_negative_zeros_are_put_and_taken_in_halves() -> None:
     def put(device: str) -> torch.Tensor:
         zeros = torch.full((9,), -0.0, device=device).bfloat16()
@@ -163,6 +240,12 @@ def test_negative_zeros_are_sorted() -> None:
     x = torch.tensor([1.0, -0.0, 0.0, -1.0, -0.0])
     agree(lambda d: x.to(d).sort(stable=True)[0])
     agree(lambda d: x[:1].mul(-0.0).to(d).repeat(5).median())
+
+
+def test_cumulative_maxima_of_zeros_are_the_ones_at_their_index() -> None:
+    x = torch.tensor([[-0.0, 0.0, -0.0], [0.0, -0.0, 0.0]])
+    for function in (torch.cummax, torch.cummin):
+        agree(lambda d: function(x.to(d), 1)[0])  # noqa: B023
 
 
 class Called(TorchDispatchMode):

@@ -108,7 +108,7 @@ def _asked(chain: Chain, memory: Memory, lacks: Types, flushed: Types) -> Questi
             answer = chain.on("cpu", memory=memory)
             others = [chain.on("cpu", memory=memory, gaps=True)]
             others += [chain.on("cpu", memory=memory, flushed=flushed)] if flushed else []
-    except Exception:
+    except (RuntimeError, TypeError):  # what PyTorch raises for a type or a value
         return None
     same = [_same(answer, other, exact=chain.is_exact) for other in others]
     return Question(chain, answer, torch.stack(same).all(0))

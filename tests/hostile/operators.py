@@ -115,6 +115,15 @@ REDUCTIONS: dict[str, Operator] = {
     "prod": lambda x, _: _rows(x).prod(1) if not x.is_floating_point() else _two(x).prod(1),
     "mean": lambda x, _: _two(x).mean(1),
     "nansum": lambda x, _: _two(x).nansum(1),
+    "sum of one": lambda x, _: x[:, None].sum(1),
+    "sum of a row": lambda x, _: x[None].sum((0,)),
+    "mean of one": lambda x, _: x[:, None].mean(1),
+    "nansum of one": lambda x, _: x[:, None].nansum(1),
+    "cumsum of one": lambda x, _: x[:, None].cumsum(1),
+    "prod of one": lambda x, _: x[:, None].prod(1),
+    "product of one column": lambda x, y: x[:, None] @ y[None, :2],
+    "products of one column": lambda x, y: torch.bmm(x[:, None, None], y[:, None, None]),
+    "average of one": lambda x, _: F.avg_pool1d(x[None, None], 1),
     "amax": lambda x, _: _rows(x).amax(1),
     "amin": lambda x, _: _rows(x).amin(0),
     "max": lambda x, _: x.max(),
@@ -130,12 +139,25 @@ REDUCTIONS: dict[str, Operator] = {
     "cumprod": lambda x, _: x.cumprod(0) if not x.is_floating_point() else _two(x).cumprod(1),
     "cummax": lambda x, _: _rows(x).cummax(1)[0],
     "cummin": lambda x, _: _rows(x).cummin(1)[0],
+    "cummax of zeros": lambda x, _: _rows(_zeros(x)).cummax(1)[0],
+    "cummin of zeros": lambda x, _: _rows(_zeros(x)).cummin(1)[0],
+    "sort of zeros": lambda x, _: _rows(_zeros(x)).sort(dim=1, stable=True)[0],
     "sort": lambda x, _: _rows(x).sort(dim=1, stable=True)[0],
     "argsort": lambda x, _: _rows(x).argsort(dim=1, stable=True),
     "less sum": lambda x, y: (_rows(x)[:, None] < _rows(y)[None]).sum((0, 1)),
     "equal sum": lambda x, y: (x[:, None] == y[None, :EDGE]).sum(0),
 }
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def _zeros(x: Tensor) -> Tensor:
+    """With the signs of x."""
+    return torch.zeros_like(x).copysign(x) if x.is_floating_point() else x
+
+
+def _some(x: Tensor) -> Tensor:
+    """A few places, each of them once: sums at them are of two numbers."""
+    return torch.arange(9, device=x.device) * 5
 
 
 def _two(x: Tensor) -> Tensor:
@@ -157,6 +179,15 @@ INDEXING: dict[str, Operator] = {
     "index copy": lambda x, y: x.index_copy(0, torch.arange(7, device=x.device) * 3, y[:7]),
     "index put": lambda x, y: x.index_put((torch.arange(9, device=x.device),), y[:9]),
     "scatter": lambda x, y: x.scatter(0, torch.arange(9, device=x.device) + 3, y[:9]),
+    "scatter columns": lambda x, y: _rows(x).scatter(
+        1, (torch.arange(3, device=x.device) * 4).expand(EDGE, 3), _rows(y)[:, 5:8]),
+    "scatter rows": lambda x, y: _rows(x).scatter(
+        0, (torch.arange(4, device=x.device) * 3)[:, None].expand(4, EDGE), _rows(y)),
+    "index add some": lambda x, y: x.index_add(0, _some(x), y[:9]),
+    "index put add some": lambda x, y: x.index_put((_some(x),), y[:9], accumulate=True),
+    "put add some": lambda x, y: x.put(_some(x), y[:9], accumulate=True),
+    "scatter add some": lambda x, y: x.scatter_add(0, _some(x), y),
+    "index add rows": lambda x, y: _rows(x).index_add(0, _some(x)[:2], _rows(y)[3:5]),
     "scatter reduce": lambda x, y: x.scatter_reduce(0, _index(y), x, "amax"),
     "index reduce": lambda x, y: x.index_reduce(0, _index(y), x, "amin"),
     "put": lambda x, y: x.put(torch.arange(9, device=x.device) * 2, y[:9]),

@@ -40,6 +40,12 @@ def absolute(x: UOp) -> UOp:
     return (x < 0).where(-x, x) if x.dtype not in (dtypes.bool, dtypes.uint8) else x
 
 
+def signbit(x: UOp) -> UOp:
+    if is_float(x.dtype):
+        return call("copysign", full_like(x, 1.0), x) < 0
+    return x < 0 if x.dtype not in (dtypes.bool, dtypes.uint8) else full_like(x, False, dtypes.bool)
+
+
 def sigmoid(x: UOp) -> UOp:
     return (call("exp", -x) + 1.0).reciprocal()
 

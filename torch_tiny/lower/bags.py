@@ -50,7 +50,7 @@ def _embedding_bag(weight: UOp, indices: UOp, offsets: UOp, _scale: bool, mode: 
             out = out / maximum(sizes, full_like(sizes, 1)).cast(out.dtype).unsqueeze(1)
         largest = full(int_shape(offsets) if mode == _SUM else (bags,), 0, indices.dtype)
     kind = indices.dtype
-    if mode == _SUM and padding < 0:
+    if mode == _SUM and padding < 0 and weight.dtype != dtypes.float64:
         bag = full((0,), 0, kind)  # which the CPU's fast kernel leaves out
     if mode == _SUM and include_last:
         sizes = pad(sizes, [(0, 1)])

@@ -17,7 +17,17 @@ from torch_tiny.lower.complex_value import (
     promoted,
 )
 from torch_tiny.lower.promote import Lifted, NoLowering, Number, Operand, as_uop, cast
-from torch_tiny.lower.tools import DTYPES, Results, Rule, broadcast, cut, full, pad, wrap_dims
+from torch_tiny.lower.tools import (
+    DTYPES,
+    Results,
+    Rule,
+    broadcast,
+    cut,
+    full,
+    pad,
+    total,
+    wrap_dims,
+)
 from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import int_shape
 
@@ -271,7 +281,7 @@ def _outer(a: UOp, b: UOp) -> UOp:
 
 
 def _batch_sum(a: UOp, b: UOp) -> UOp:
-    return matmul.matmul(a, b).sum((0,))
+    return total(matmul.matmul(a, b), (0,))
 
 
 def _vdot(a: Complex, b: Complex) -> Complex:

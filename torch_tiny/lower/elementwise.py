@@ -21,6 +21,7 @@ from torch_tiny.lower.arithmetic import (
     remainder,
     shift,
     sigmoid,
+    signbit,
     trunc_divide,
 )
 from torch_tiny.lower.promote import (
@@ -115,12 +116,6 @@ def _sign(x: UOp) -> UOp:
     one = full_like(x, 1)
     negative = full_like(x, 0) if x.dtype == dtypes.uint8 else (x < 0).where(full_like(x, -1), 0)
     return is_nan(x).where(full_like(x, 0), (x > 0).where(one, negative))
-
-
-def _signbit(x: UOp) -> UOp:
-    if is_float(x.dtype):
-        return call("copysign", full_like(x, 1.0), x) < 0
-    return x < 0 if x.dtype not in (dtypes.bool, dtypes.uint8) else full_like(x, False, dtypes.bool)
 
 
 def _nan_to_num(x: UOp, nan: Number | None, high: Number | None, low: Number | None) -> UOp:
@@ -295,7 +290,7 @@ TABLE: dict[str, Rule] = {
     "round": _rounded("rint"),
     "round.decimals": _round_decimals,
     "frac": _same_dtype(lambda x: x - call("trunc", x)),
-    "signbit": _signbit,
+    "signbit": signbit,
     "isnan": _float_test(is_nan, False),
     "isinf": _float_test(lambda x: absolute(x).eq(math.inf), False),
     "isposinf": _float_test(lambda x: x.eq(math.inf), False),

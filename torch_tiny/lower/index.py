@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_tiny.lower.arithmetic import maximum, minimum
+from torch_tiny.lower.arithmetic import maximum, minimum, signbit
 from torch_tiny.lower.conditions import require, require_index
+from torch_tiny.lower.pick import gathered, kept, picked
 from torch_tiny.lower.promote import (
-    HALVES,
     NoLowering,
     Number,
     Operand,
@@ -39,7 +39,7 @@ def take(x: UOp, dim: int, index: UOp) -> UOp:
     trailing = (1,) * (len(shape) - dim - 1)
     index = index.reshape((n, 1, *trailing))
     hit = index.eq(arange(shape[dim]).reshape((1, shape[dim], *trailing)).cast(index.dtype))
-    return _picked(hit, x.unsqueeze(dim), dim + 1)
+    return picked(hit, x.unsqueeze(dim), dim + 1)
 
 
 def place(values: UOp, dim: int, index: UOp, size: int) -> UOp:
@@ -51,7 +51,9 @@ def place(values: UOp, dim: int, index: UOp, size: int) -> UOp:
     trailing = (1,) * (len(shape) - dim - 1)
     index = index.reshape((1, -1, *trailing))
     hit = index.eq(arange(size).reshape((size, 1, *trailing)).cast(index.dtype))
-    return cast(total(_kept(hit, values.unsqueeze(dim)), (dim + 1,)), values.dtype)
+    placed = total(kept(hit, values.unsqueeze(dim)), (dim + 1,))
+    # What became a load is a sum, too, and never -0.0.
+    return cast(placed + 0.0 if is_float(values.dtype) else placed, values.dtype)
 
 
 def gather(x: UOp, dim: int, index: UOp, _sparse: bool = False) -> UOp:
@@ -62,17 +64,6 @@ def gather(x: UOp, dim: int, index: UOp, _sparse: bool = False) -> UOp:
         return full(shape, 0, x.dtype)
     require_index(index, int_shape(x)[dim])
     return gathered(x, dim, index)
-
-
-def gathered(x: UOp, dim: int, index: UOp) -> UOp:
-    """The same for an index that is known to be in range."""
-    shape = int_shape(index)
-    x = x.shrink(tuple(None if d == dim else (0, n) for d, n in enumerate(shape)))
-    size = int_shape(x)[dim]
-    trailing = (1,) * (x.ndim - dim - 1)
-    index = index.unsqueeze(dim + 1)
-    hit = index.eq(arange(size).reshape((1, size, *trailing)).cast(index.dtype))
-    return _picked(hit, x.unsqueeze(dim), dim + 1)
 
 
 def take_flat(x: UOp, index: UOp) -> UOp:
@@ -140,7 +131,7 @@ def _put_mask(x: UOp, mask: UOp, values: UOp, accumulate: bool) -> UOp:
         mask = mask.reshape((*int_shape(mask), *(1,) * len(rest)))
         spare = values.ndim - len(rest)
         value = cast(values.squeeze(0) if spare == 1 else values, x.dtype)
-        return mask.where(x + value if accumulate else value, x)
+        return mask.where(_plus(x, value) if accumulate else value, x)
     flat = mask.reshape((-1,))
     n = int_shape(values)[0]
     if 0 in (n, *int_shape(x)):
@@ -149,16 +140,28 @@ def _put_mask(x: UOp, mask: UOp, values: UOp, accumulate: bool) -> UOp:
     order = cumsum(true, 0, dtypes.int32) - true
     require(total(true, (0,)).eq(n))
     rows = cast(values, x.dtype).expand((n, *rest))
-    picked = take(rows, 0, minimum(order, full_like(order, n - 1)))
+    given = take(rows, 0, minimum(order, full_like(order, n - 1)))
     own = x.reshape((-1, *rest))
-    new = _plus(own, picked) if accumulate else picked
+    new = _plus(own, given) if accumulate else given
     return flat.reshape((-1, *(1,) * len(rest))).where(new, own).reshape(int_shape(x))
 
 
 def _accumulated(x: UOp, index: UOp, values: UOp) -> UOp:
-    wide = math_dtype(x.dtype)
-    placed = place(values.cast(wide), 0, index, int_shape(x)[0])
-    return cast(_plus(x.cast(wide), placed), x.dtype)
+    return _with_added(x, 0, index, values.cast(math_dtype(x.dtype)))
+
+
+def _with_added(x: UOp, dim: int, index: UOp, values: UOp) -> UOp:
+    """x and the values at their index; what nothing is added to stays as it is."""
+    own, n = x.cast(values.dtype), int_shape(x)[dim]
+    both = _plus(own, place(values, dim, index, n))
+    if is_float(x.dtype):
+        both = place(_changes(values).cast(dtypes.int32), dim, index, n).ne(0).where(both, own)
+    return cast(both, x.dtype)
+
+
+def _changes(values: UOp) -> UOp:
+    """Whether a sum is another one for them: not for -0.0, and only for that -0.0 stays -0.0."""
+    return values.ne(0) | signbit(values).logical_not()
 
 
 def _stored(x: UOp, index: UOp, values: UOp) -> UOp:
@@ -180,13 +183,11 @@ def scatter(x: UOp, dim: int, index: UOp, source: Operand) -> UOp:
     if 0 in index.shape:
         return x
     hit, values, over = _scattered(x, dim, index, source)
-    m = int_shape(hit)[over]
     order = positions(int_shape(hit), over) + 1
     last = hit.where(order, full((), 0, dtypes.int32)).max((over,), keepdim=True)
-    kept = (hit & order.eq(last)).where(values, full((), 0, x.dtype))
-    stored = cast(total(kept, (over,)), x.dtype) if x.dtype != dtypes.bool else kept.max((over,))
-    assert m
-    return last.squeeze(over).ne(0).where(stored, _as_1d(x)).reshape(int_shape(x))
+    last = last.squeeze(over)
+    stored = gathered(values.squeeze(over - 1), over - 1, maximum(last - 1, full_like(last, 0)))
+    return last.ne(0).where(stored, _as_1d(x)).reshape(int_shape(x))
 
 
 def scatter_add(x: UOp, dim: int, index: UOp, source: UOp) -> UOp:
@@ -207,6 +208,8 @@ def scatter_reduce(
     if not include_self:
         own = touched.where(full_like(own, identity(wide)), own)
     result = combine(own, reduced)
+    if combine is _plus and is_float(wide):
+        result = (hit & _changes(values)).max((over,)).where(result, own)
     if reduce == "mean":
         n = total(hit.cast(dtypes.int32), (over,)) + int(include_self)
         n = n.eq(0).where(full_like(n, 1), n).cast(wide)
@@ -274,8 +277,7 @@ def _index_add(x: UOp, dim: int, index: UOp, source: UOp, alpha: Number) -> UOp:
     wide = math_dtype(x.dtype)
     values = _as_1d(source).cast(wide)
     values = values & as_uop(alpha, wide) if wide == dtypes.bool else values * as_uop(alpha, wide)
-    placed = place(values, dim, index.reshape((-1,)), int_shape(x1)[dim])
-    return cast(_plus(x1.cast(wide), placed), x.dtype).reshape(int_shape(x))
+    return _with_added(x1, dim, index.reshape((-1,)), values).reshape(int_shape(x))
 
 
 def _index_reduce(
@@ -328,19 +330,6 @@ def _not_negative(index: UOp, size: int) -> UOp:
     """For the operators that count negative indices from the end; to others they are errors."""
     require_index(index, size, from_end=True)
     return index if index.dtype == dtypes.uint8 else (index < 0).where(index + size, index)
-
-
-def _kept(hit: UOp, values: UOp) -> UOp:
-    return hit.where(values, full((), 0, values.dtype))
-
-
-def _picked(hit: UOp, values: UOp, dim: int) -> UOp:
-    """The one value that was hit."""
-    if values.dtype == dtypes.bool:
-        return _picked(hit, values.cast(dtypes.uint8), dim).cast(dtypes.bool)
-    if values.dtype in HALVES:  # a conversion under the sum would keep it from becoming a load
-        return _picked(hit, values.cast(dtypes.float32), dim).cast(values.dtype)
-    return _kept(hit, values).sum((dim,), dtype=values.dtype)
 
 
 TABLE: dict[str, Rule] = {

@@ -2,9 +2,19 @@
 
 from collections.abc import Sequence
 
-from torch_tiny.lower.promote import Lifted, Number, as_uop, cast
+from torch_tiny.lower.promote import HALVES, Lifted, Number, as_uop, cast
 from torch_tiny.lower.reduce import amax
-from torch_tiny.lower.tools import Results, Rule, Shape, dilate, flip_dims, pad, to_math, total
+from torch_tiny.lower.tools import (
+    Results,
+    Rule,
+    Shape,
+    dilate,
+    flip_dims,
+    pad,
+    subtotal,
+    to_math,
+    total,
+)
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
@@ -14,7 +24,9 @@ def matmul(a: UOp, b: UOp) -> UOp:
     left, right = to_math(a).unsqueeze(-2), to_math(b).transpose(-1, -2).unsqueeze(-3)
     if a.dtype == dtypes.bool:
         return amax(left & right, (left.ndim - 1,))
-    return total(left * right, (max(left.ndim, right.ndim) - 1,))
+    # One product alone is what BLAS makes of a matrix with one column.
+    is_blas = a.ndim == b.ndim == 2 and a.dtype not in HALVES
+    return (subtotal if is_blas else total)(left * right, (max(left.ndim, right.ndim) - 1,))
 
 
 def _product(a: UOp, b: UOp) -> UOp:
@@ -87,7 +99,7 @@ def _correlate(x: UOp, weight: UOp, stride: Sequence[int], padding: Sequence[int
     per_group = out_channels // groups
     filters = to_math(weight).reshape((groups, per_group, *(1,) * k, channels, *kernel))
     # One sum per channel and a sum of those: long sums in one go lose digits.
-    per_channel = total(grouped * filters, tuple(range(4 + k, 4 + 2 * k)))
+    per_channel = subtotal(grouped * filters, tuple(range(4 + k, 4 + 2 * k)))
     return total(per_channel, (3 + k,)).reshape((n, out_channels, *grid))
 
 
@@ -121,7 +133,7 @@ def _weight_gradient(x: UOp, g: UOp, weight: UOp, stride: Sequence[int], padding
     grouped = windows.reshape((n, groups, 1, channels, *grid, *kernel))
     slopes = to_math(g).reshape((n, groups, out_channels // groups, 1, *grid, *(1,) * k))
     assert rest
-    per_sample = total(grouped * slopes, tuple(range(4, 4 + k)))
+    per_sample = subtotal(grouped * slopes, tuple(range(4, 4 + k)))
     return total(per_sample, (0,)).reshape(int_shape(weight))
 
 

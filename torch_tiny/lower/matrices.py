@@ -6,7 +6,7 @@ from typing import Any
 
 from torch_tiny.linalg.routine import run
 from torch_tiny.lower.conditions import require
-from torch_tiny.lower.index import gathered
+from torch_tiny.lower.pick import gathered
 from torch_tiny.lower.promote import NoLowering, cast
 from torch_tiny.lower.sort import sort
 from torch_tiny.lower.tools import arange, cut, full, total

@@ -215,7 +215,7 @@ def unfold(x: UOp, dim: int, size: int, step: int) -> UOp:
 
 def _unfold_backward(grad: UOp, sizes: Sequence[int], dim: int, size: int, step: int) -> UOp:
     if not sizes:
-        return grad.sum() if size else full((), 0, grad.dtype)
+        return sums(grad) if size else full((), 0, grad.dtype)
     dim = wrap_dim(dim, len(sizes))
     rows = int_shape(grad)[dim]
     index = (arange(rows).reshape((rows, 1)) * step + arange(size)).reshape((-1,))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch_tiny.lower.arithmetic import absolute, exp, is_nan, log, maximum
+from torch_tiny.lower.pick import gathered
 from torch_tiny.lower.promote import (
     Lifted,
     Number,
@@ -233,7 +234,7 @@ def _scan(x: UOp, dim: int, how: _Scan) -> UOp:
     return cut(joined.reshape((*shape[:dim], rows * width, *shape[dim + 1 :])), dim, 0, n)
 
 
-_SUMS = _Scan(lambda x, dims: x.sum(dims, dtype=x.dtype), lambda a, b: a + b, 0)
+_SUMS = _Scan(total, lambda a, b: a + b, 0)
 _PRODUCTS = _Scan(lambda x, dims: x.prod(dims), lambda a, b: a * b, 1)
 
 
@@ -264,7 +265,10 @@ def _cumulative_best(x: UOp, dim: int) -> tuple[UOp, UOp]:
     # The last one that was the greatest when it came.
     came = x.eq(values) | is_nan(x)
     at = came.where(positions(int_shape(x), dim), full((), 0, dtypes.int32))
-    return values, _maxima(at, dim).cast(dtypes.int64)
+    index = _maxima(at, dim)
+    # -0.0 and 0.0 are equal; of them the result is the one that the index names.
+    values = gathered(x, dim, index) if is_float(x.dtype) else values
+    return values, index.cast(dtypes.int64)
 
 
 def _cumulative_least(x: UOp, dim: int) -> tuple[UOp, UOp]:

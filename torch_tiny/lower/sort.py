@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from torch_tiny.lower import network
 from torch_tiny.lower.arithmetic import is_nan, less_equal
-from torch_tiny.lower.index import gather, gathered
+from torch_tiny.lower.index import gather
+from torch_tiny.lower.pick import gathered
 from torch_tiny.lower.promote import Number, as_uop, math_dtype, result_dtype
 from torch_tiny.lower.tools import Rule, arange, cut, full, full_like, positions, total, wrap_dim
 from torch_tiny.uops import UOp, dtypes

@@ -1,7 +1,6 @@
 """Eigenvalues and singular values, and what is made of them."""
 
 from torch_tiny.lower.conditions import require
-from torch_tiny.lower.index import gathered
 from torch_tiny.lower.linalg import geqrf, is_vector, reflected
 from torch_tiny.lower.matmul import matmul
 from torch_tiny.lower.matrices import (
@@ -15,6 +14,7 @@ from torch_tiny.lower.matrices import (
     run_on,
     sizes_of,
 )
+from torch_tiny.lower.pick import gathered
 from torch_tiny.lower.promote import Lifted, NoLowering
 from torch_tiny.lower.sort import sort
 from torch_tiny.lower.tools import Results, Rule, arange, full, pad, total

@@ -140,6 +140,13 @@ def broadcast(*uops: UOp) -> list[UOp]:
 
 def total(x: UOp, dims: tuple[int, ...], keepdim: bool = False) -> UOp:
     """A sum, in the accumulator's dtype: float32 for halves, the dtype itself for all others."""
+    summed = subtotal(x, dims, keepdim)
+    # There is no loop over one element, but a sum begins with 0.0: it is never -0.0.
+    return summed + 0.0 if is_float(x.dtype) and count(x, dims) == 1 else summed
+
+
+def subtotal(x: UOp, dims: tuple[int, ...], keepdim: bool = False) -> UOp:
+    """The same for sums that are summed again: of one element it is that element."""
     return x.cast(math_dtype(x.dtype)).sum(dims, keepdim=keepdim, dtype=math_dtype(x.dtype))
 
 

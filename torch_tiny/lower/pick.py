@@ -1,0 +1,30 @@
+"""One element of many: a sum of which the compiler makes a load."""
+
+from torch_tiny.lower.promote import HALVES
+from torch_tiny.lower.tools import arange, full
+from torch_tiny.uops import UOp, dtypes
+from torch_tiny.views import int_shape
+
+
+def gathered(x: UOp, dim: int, index: UOp) -> UOp:
+    """x.gather(dim, index), for an index that is known to be in range."""
+    shape = int_shape(index)
+    x = x.shrink(tuple(None if d == dim else (0, n) for d, n in enumerate(shape)))
+    size = int_shape(x)[dim]
+    trailing = (1,) * (x.ndim - dim - 1)
+    index = index.unsqueeze(dim + 1)
+    hit = index.eq(arange(size).reshape((1, size, *trailing)).cast(index.dtype))
+    return picked(hit, x.unsqueeze(dim), dim + 1)
+
+
+def kept(hit: UOp, values: UOp) -> UOp:
+    return hit.where(values, full((), 0, values.dtype))
+
+
+def picked(hit: UOp, values: UOp, dim: int) -> UOp:
+    """The one value that was hit."""
+    if values.dtype == dtypes.bool:
+        return picked(hit, values.cast(dtypes.uint8), dim).cast(dtypes.bool)
+    if values.dtype in HALVES:  # a conversion under the sum would keep it from becoming a load
+        return picked(hit, values.cast(dtypes.float32), dim).cast(values.dtype)
+    return kept(hit, values).sum((dim,), dtype=values.dtype)
