@@ -105,6 +105,10 @@ def test_conversions_to_integers_and_back() -> None:
     agree(lambda d: x.to(d).int().float())
     agree(lambda d: x.double().to(d).long().double())
     agree(lambda d: torch.full((9,), NAN, device=d).int().float())
+    y = torch.tensor([*FLOATS, 1e10, -1e10, 1e20, 70000.0, -40000.0, 300.0, 2.0**40 + 7])
+    for dtype in (torch.uint8, torch.int8, torch.int16):
+        for given in (y, y.double()):
+            agree(lambda d: given.to(d).to(dtype).float())  # noqa: B023
 
 
 def test_negative_zero_as_a_number() -> None:
@@ -246,6 +250,11 @@ def test_cumulative_maxima_of_zeros_are_the_ones_at_their_index() -> None:
     x = torch.tensor([[-0.0, 0.0, -0.0], [0.0, -0.0, 0.0]])
     for function in (torch.cummax, torch.cummin):
         agree(lambda d: function(x.to(d), 1)[0])  # noqa: B023
+
+
+def test_a_cumulative_maximum_of_long_expressions() -> None:
+    x, y = (t.half().view(13, 13) for t in pairs(torch.float16))
+    agree(lambda d: (torch.nextafter(x.to(d), y.to(d)) * y.to(d)).cummax(1)[0])
 
 
 class Called(TorchDispatchMode):

@@ -99,14 +99,14 @@ def as_uop(operand: Operand, dtype: DType) -> UOp:
 
 
 def cast(x: UOp, dtype: DType) -> UOp:
-    """As PyTorch converts: to bool by comparing with 0, from float to small integers by int64."""
+    """As PyTorch converts: to bool by comparing with 0, to small integers by larger ones."""
     if x.dtype == dtype:
         return x
     if dtype == dtypes.bool:
         return x.ne(0)
     if is_float(x.dtype) and is_int(dtype) and dtype not in (dtypes.int32, dtypes.int64):
-        # C leaves a float out of range of a small integer undefined.
-        return x.cast(dtypes.int64).cast(dtype)
+        # C leaves a float out of range of a small integer undefined; this is what compilers do.
+        return x.cast(dtypes.int64 if dtype == dtypes.uint8 else dtypes.int32).cast(dtype)
     if x.dtype == dtypes.float64 and dtype in HALVES:
         return x.cast(dtypes.float32).cast(dtype)
     return x.cast(dtype)

@@ -260,7 +260,7 @@ def _cumulative_best(x: UOp, dim: int) -> tuple[UOp, UOp]:
     """cummax: values, and the last index that holds them."""
     if x.ndim == 0 or 0 in x.shape:
         return x, full(int_shape(x), 0, dtypes.int64)
-    dim = wrap_dim(dim, x.ndim)
+    dim, x = wrap_dim(dim, x.ndim), x.contiguous()  # which is read many times
     values = _maxima(x, dim)
     # The last one that was the greatest when it came.
     came = x.eq(values) | is_nan(x)
