@@ -40,6 +40,7 @@ OPTIONS = {
         "ignore_noninstrumented_modules": "1",
         "die_after_fork": "0",
         "second_deadlock_stack": "1",
+        "allocator_may_return_null": "1",
         "suppressions": str(ROOT / "tests" / "tsan.supp"),
     },
     # Python frees little when it ends.

@@ -262,7 +262,6 @@ void bind_engine(py::module& m) {
   });
   m.def("postponed_jobs", [] { return Compiler::get().postponed.load(); });
   m.def("troubles", &listed_troubles);
-  m.def("trouble_count", &trouble_count);
   m.def("tell_soon", &tell_soon);
   m.def("set_teller", [](py::object function) {
     auto* kept = new py::object(std::move(function));  // never dropped: no GIL at exit

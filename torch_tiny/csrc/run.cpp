@@ -95,7 +95,7 @@ class OnStream {
 
 }  // namespace
 
-std::array<Queue*, Queue::kMost> Queue::all_{};
+std::array<std::atomic<Queue*>, Queue::kMost> Queue::all_{};
 
 // On CUDA, kernels are launched while the program goes on recording. On the CPU the kernels would
 // compete with the program for its cores.

@@ -102,7 +102,8 @@ class Running {
 class Queue {
  public:
   static Queue& of(c10::DeviceIndex index) {
-    auto* queue = static_cast<size_t>(index) < kMost ? all_[index] : nullptr;
+    auto* queue =
+        static_cast<size_t>(index) < kMost ? all_[index].load(std::memory_order_acquire) : nullptr;
     return C10_LIKELY(queue != nullptr) ? *queue : make(index);
   }
 
@@ -183,7 +184,7 @@ class Queue {
 
  private:
   static constexpr size_t kMost = 128;  // device indices have eight bits
-  static std::array<Queue*, kMost> all_;
+  static std::array<std::atomic<Queue*>, kMost> all_;
   static Queue& make(c10::DeviceIndex index);
 
   // While it lives, readers of what a trace computes wait for it.

@@ -20,8 +20,6 @@ Notes& notes() {
   return *all;
 }
 
-std::atomic<uint64_t> total{0};
-
 std::function<bool()>& teller() {
   static auto* tell = new std::function<bool()>;
   return *tell;
@@ -40,7 +38,6 @@ void note_trouble(const char* kind, std::string reason, const Where& place) {
     std::lock_guard lock(notes().mutex);
     is_new = notes().counts[{kind, std::move(reason), place}]++ == 0;
   }
-  total.fetch_add(1, std::memory_order_relaxed);
   if (is_new) {
     tell_soon();
   }
@@ -54,10 +51,6 @@ std::vector<Trouble> troubles() {
     found.push_back({kind, reason, place, count});
   }
   return found;
-}
-
-uint64_t trouble_count() {
-  return total.load(std::memory_order_relaxed);
 }
 
 void set_teller(std::function<bool()> tell) {

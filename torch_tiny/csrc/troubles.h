@@ -20,8 +20,6 @@ struct Trouble {
 // Called by any thread, with or without the GIL.
 void note_trouble(const char* kind, std::string reason, const Where& place);
 std::vector<Trouble> troubles();
-// Of all kinds since the process began.
-uint64_t trouble_count();
 
 // What Python's main thread does between two of its steps, once there is something to tell.
 void set_teller(std::function<bool()> tell);
