@@ -164,7 +164,6 @@ def postponed_jobs() -> int:
     """How often a hot trace had to wait for room among the jobs."""
 
 def troubles() -> list[Trouble]: ...
-
 def set_teller(tell: Callable[[], None], /) -> None:
     """Called in the main thread, between two of its steps, when there is trouble to tell of."""
 
