@@ -259,3 +259,20 @@ def test_interpolation_by_a_scale_beside_the_lengths(mode: str, scale: float) ->
         return found
 
     compiled(program)
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_with_their_last_offset(mode: str, needs_gradient: bool) -> None:
+    """Those without a gradient are another operator, with sizes of another length."""
+
+    def program(device: str) -> list[torch.Tensor]:
+        weight = numbers(10, 4).to(device).requires_grad_(needs_gradient)
+        rows = torch.tensor([1, 1, 7, 9, 0, 3, 3], device=device)
+        offsets = torch.tensor([0, 2, 5, 7], device=device)
+        bags = F.embedding_bag(rows, weight, offsets, mode=mode, include_last_offset=True)
+        if not needs_gradient:
+            return [bags]
+        return [bags.detach(), *torch.autograd.grad(bags.square().sum(), weight)]
+
+    compiled(program)

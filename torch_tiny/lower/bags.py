@@ -48,13 +48,23 @@ def _embedding_bag(weight: UOp, indices: UOp, offsets: UOp, _scale: bool, mode: 
         out = place(kept.where(scaled, full((), 0, picked.dtype)), 0, bag, bags)
         if mode == _MEAN:
             out = out / maximum(sizes, full_like(sizes, 1)).cast(out.dtype).unsqueeze(1)
-        largest = full(int_shape(offsets) if mode == _SUM else (bags,), 0, indices.dtype)
+        largest = full((bags,), 0, indices.dtype)
     kind = indices.dtype
     if mode == _SUM and padding < 0 and weight.dtype != dtypes.float64:
         bag = full((0,), 0, kind)  # which the CPU's fast kernel leaves out
-    if mode == _SUM and include_last:
-        sizes = pad(sizes, [(0, 1)])
     return cast(out, weight.dtype), cast(bag, kind), cast(sizes, kind), cast(largest, kind)
+
+
+def _without_gradients(weight: UOp, indices: UOp, offsets: UOp, scale: bool, mode: int,
+                       sparse: bool, shares: UOp | None, include_last: bool,
+                       padding: int) -> Results:  # fmt: skip
+    """The same, but sizes of sums are as many as the offsets."""
+    out, bag, *rest = _embedding_bag(
+        weight, indices, offsets, scale, mode, sparse, shares, include_last, padding
+    )
+    if mode == _SUM and include_last:
+        rest = [None if one is None else pad(one, [(0, 1)]) for one in rest]
+    return out, bag, *rest
 
 
 def _embedding_bag_backward(grad: UOp, indices: UOp, offsets: UOp, _bag: UOp, sizes: UOp,
@@ -167,7 +177,7 @@ def _product_of_others(member: UOp, x: UOp, axis: int, initial: Number | None) -
 
 TABLE: dict[str, Rule] = {
     "_embedding_bag": _embedding_bag,
-    "_embedding_bag_forward_only": _embedding_bag,
+    "_embedding_bag_forward_only": _without_gradients,
     "_embedding_bag_backward": _embedding_bag_backward,
     "_embedding_bag_per_sample_weights_backward": _shares_backward,
     "segment_reduce": _segment_reduce,
