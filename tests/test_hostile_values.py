@@ -257,6 +257,34 @@ def test_a_cumulative_maximum_of_long_expressions() -> None:
     agree(lambda d: (torch.nextafter(x.to(d), y.to(d)) * y.to(d)).cummax(1)[0])
 
 
+def test_a_complex_number_is_true_by_either_part() -> None:
+    parts = torch.tensor([0.0, -0.0, 1.0, NAN])
+    numbers = torch.complex(parts.repeat(4), parts.repeat_interleave(4))
+    agree(lambda d: (numbers.to(d) * 2).bool())
+    agree(lambda d: torch.zeros(16, dtype=torch.bool, device=d).copy_(numbers.to(d) * 2))
+    agree(lambda d: (numbers.to(d) * 2).bool().sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_roots_that_are_written_as_powers(dtype: torch.dtype) -> None:
+    for exponent in (0.5, -0.5, 2.0, 1.0):
+        agree(lambda d: torch.tensor([INF, -INF, 0.0, -0.0, 4, NAN], dtype=dtype).to(d) ** exponent)  # noqa: B023
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_quotients_are_cut_after_they_are_rounded(dtype: torch.dtype) -> None:
+    above, below = torch.ones(9, dtype=dtype), torch.full((9,), 0.1001, dtype=dtype)
+    agree(lambda d: torch.div(above.to(d), below.to(d), rounding_mode="trunc"))
+    agree(lambda d: torch.div(above.to(d), 0.1001, rounding_mode="trunc"))
+    agree(lambda d: torch.div(above.to(d), below[0].to(d), rounding_mode="trunc"))
+
+
+def test_an_activation_overflows_as_the_cpus() -> None:
+    for dtype in (torch.float32, torch.float64):
+        most = torch.finfo(dtype).max
+        agree(lambda d: F.hardswish(torch.tensor([most, most / 7, 1, -2], dtype=dtype).to(d)))  # noqa: B023
+
+
 class Called(TorchDispatchMode):
     """The names of the operators that are called."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -310,3 +311,18 @@ def test_default_device(device: str) -> None:
         x = torch.ones(4, 2)
     assert net(x).device.type == device
     assert net.weight.device.type == device
+
+
+def test_an_encoder_with_a_padding_mask(device: str) -> None:
+    """Which PyTorch's fast path takes as nested tensors, that only its own devices have."""
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 2).eval()
+    x, padded = numbers(3, 5, 16), torch.zeros(3, 5, dtype=torch.bool)
+    padded[0, 3:] = padded[2, 1:] = True
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = encoder(x, src_key_padding_mask=padded)
+        encoder.to(device)
+        for _ in range(3):
+            ours = encoder(x.to(device), src_key_padding_mask=padded.to(device))
+            torch.testing.assert_close(ours.cpu()[~padded], expected[~padded])

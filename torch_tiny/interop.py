@@ -42,6 +42,11 @@ def install() -> None:
     ForkingPickler.register(UntypedStorage, _reduce_storage)
     for owner, name in ((torch.library.Library, "_destroy"), (torch.library, "_del_library")):
         _run_before(owner, name)
+    # There are no nested tensors here: nn.TransformerEncoder masks what it would have left out.
+    _operators.impl("_nested_tensor_from_mask_left_aligned", lambda *_: False, "PrivateUse1")
+
+
+_operators = torch.library.Library("aten", "IMPL")
 
 
 def _run_before(owner: Any, name: str) -> None:

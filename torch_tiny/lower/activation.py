@@ -77,8 +77,12 @@ def _elu_backward(
     return elementwise(rule, grad, x, alpha, scale, input_scale)
 
 
+def _up_to_six(x: UOp) -> UOp:
+    return minimum(maximum(x + 3.0, full_like(x, 0.0)), full_like(x, 6.0))
+
+
 def _hard_sigmoid(x: UOp) -> UOp:
-    return minimum(maximum(x + 3.0, full_like(x, 0.0)), full_like(x, 6.0)) * (1 / 6)
+    return _up_to_six(x) * (1 / 6)
 
 
 def _hard_swish_backward(grad: UOp, x: UOp) -> UOp:
@@ -207,7 +211,7 @@ TABLE: dict[str, Rule] = {
             g * (1 / 6), full_like(g, 0)
         )
     ),
-    "hardswish": _of(lambda x: x * _hard_sigmoid(x)),
+    "hardswish": _of(lambda x: x * _up_to_six(x) / 6.0),
     "hardswish_backward": _of(_hard_swish_backward),
     "log_sigmoid_forward": _log_sigmoid_forward,
     "log_sigmoid_backward": _log_sigmoid_backward,

@@ -191,14 +191,21 @@ def _to_copy(x: UOp | Complex, dtype: torch.dtype | None, *_: Any) -> UOp | Comp
         return x
     if dtype in PARTS:
         return as_complex(x, DTYPES[PARTS[dtype]])
-    return cast(x.re if isinstance(x, Complex) else x, DTYPES[dtype])
+    return _real(x, DTYPES[dtype])
+
+
+def _real(x: UOp | Complex, dtype: DType) -> UOp:
+    """What is left of it in a type that is not complex: whether it is 0, or its real part."""
+    if not isinstance(x, Complex):
+        return cast(x, dtype)
+    return x.re.ne(0) | x.im.ne(0) if dtype == dtypes.bool else cast(x.re, dtype)
 
 
 def _copy(x: UOp | Complex, source: Given) -> UOp | Complex:
     if isinstance(x, Complex):
         return as_complex(source, x.re.dtype).each(lambda p: p.expand(x.shape))
-    return cast(source.re if isinstance(source, Complex) else as_uop(source, x.dtype),
-                x.dtype).expand(x.shape)  # fmt: skip
+    given = source if isinstance(source, Complex) else as_uop(source, x.dtype)
+    return _real(given, x.dtype).expand(x.shape)
 
 
 def _created(name: str, *values: int) -> ComplexRule:

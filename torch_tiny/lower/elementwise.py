@@ -25,6 +25,7 @@ from torch_tiny.lower.arithmetic import (
     trunc_divide,
 )
 from torch_tiny.lower.promote import (
+    HALVES,
     Lifted,
     Number,
     Operand,
@@ -59,6 +60,10 @@ def _scaled(function: Binary) -> Rule:
 def divide(a: Operand, b: Operand, rounding: str | None = None) -> UOp:
     if rounding is None:
         return elementwise_float(lambda x, y: x / y, a, b)
+    dtype = result_dtype(a, b)
+    if rounding == "trunc" and dtype in HALVES and isinstance(b, UOp) and b.ndim:
+        # The CPU's kernel for two tensors divides in the half type.
+        return elementwise(lambda x, y: call("trunc", (x / y).cast(dtype).cast(x.dtype)), a, b)
     return elementwise(floor_divide if rounding == "floor" else trunc_divide, a, b)
 
 
@@ -72,7 +77,16 @@ def power(a: Operand, b: Operand) -> UOp:
     special = _POWERS.get(float(b)) if isinstance(b, int | float) else None
     if special is not None:
         return elementwise(lambda x, _: special(x), a, b)
+    if isinstance(b, Lifted) and dtype != dtypes.float16:
+        return elementwise(_power_by_number, a, b, rounded=True)
     return elementwise(lambda x, y: call("pow", x, y), a, b, rounded=True)
+
+
+def _power_by_number(x: UOp, exponent: UOp) -> UOp:
+    """Where it is known only at run time. For -inf and -0.0 roots are not what pow gives."""
+    root = call("sqrt", x)
+    inverse = exponent.eq(-0.5).where(root.reciprocal(), call("pow", x, exponent))
+    return exponent.eq(0.5).where(root, inverse)
 
 
 _POWERS: dict[float, Unary] = {
