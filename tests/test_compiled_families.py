@@ -97,6 +97,31 @@ def test_copies_that_write_nothing_in_some_loops(tmp_path: Path) -> None:
         assert not compile_trace(trace, tmp_path / f"{number}.so").failed
 
 
+def test_masks_of_known_numbers() -> None:
+    """A choice between equal numbers lost its shape; the loop of an index was there twice."""
+
+    def program(device: str) -> list[torch.Tensor]:
+        number = torch.zeros((), dtype=torch.complex64, device=device)
+        number.masked_scatter_(number == number.clone(), number.clone())
+        base = torch.zeros(3, dtype=torch.bool, device=device)
+        column = base.unsqueeze(1)
+        base.resize_((2, 3)).fill_(True)
+        column.masked_scatter_(column == column.clone(), column.clone())
+        return [number, column, base]
+
+    compiled(program)
+
+
+def test_complex_products_begin_with_one() -> None:
+    def program(device: str) -> list[torch.Tensor]:
+        z = complex_numbers(device, 5, 3)
+        z[1, 0] = complex(math.inf, 1)
+        z[2, 1] = complex(math.inf, -math.inf)
+        return [z.prod(1), z[:, :1].prod(1), z.prod(), torch.view_as_real(z[4, 2:].prod())]
+
+    compiled(program)
+
+
 def test_complex_gradients() -> None:
     def program(device: str) -> list[torch.Tensor]:
         z = complex_numbers(device, 4, 5).requires_grad_()

@@ -110,8 +110,13 @@ compiled(200)
     )
 
 
+def hangs(pid: Path) -> str:
+    """The file appears with its content, so that one who waits for it can read it."""
+    return f"echo $$ > {pid}.part; mv {pid}.part {pid}; exec sleep 1000"
+
+
 def test_a_hanging_gcc_ends_with_its_worker(tmp_path: Path, cache: Path) -> None:
-    path = fake_gcc(tmp_path / "bin", f"echo $$ > {tmp_path}/pid; exec sleep 1000")
+    path = fake_gcc(tmp_path / "bin", hangs(tmp_path / "pid"))
     auto(
         HOT
         + f"""
@@ -147,7 +152,7 @@ def test_nothing_outlives_the_program(ending: str, tmp_path: Path, cache: Path) 
     """In the middle of a compile: no worker, no gcc, no folder, also with a forked child about."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    path = fake_gcc(tmp_path / "bin", f"echo $$ > {tmp_path}/pid; exec sleep 1000")
+    path = fake_gcc(tmp_path / "bin", hangs(tmp_path / "pid"))
     child = "\nchild = os.fork()\nif child == 0:\n    time.sleep(60)\n    os._exit(0)\n"
     program = f"""
 step_until(Path({str(tmp_path / "pid")!r}).exists, Hot(100))

@@ -18,7 +18,7 @@ from torch_tiny.lower.conditions import all_hold, noted
 from torch_tiny.lower.layout import first_argument
 from torch_tiny.lower.tools import DTYPES
 from torch_tiny.trace import Call, Tensor, Trace, Value
-from torch_tiny.uops import DType, Ops, UOp, buffer_param, simplified
+from torch_tiny.uops import DType, Ops, UOp, buffer_param, folded
 from torch_tiny.uops.wrapping import seal_integers
 from torch_tiny.views import ViewSpec, read, write
 
@@ -309,7 +309,7 @@ def _is_true(condition: UOp) -> bool:
     """Whether it holds whatever the data."""
     if any(u.op is Ops.PARAM for u in condition.toposort()):
         return False
-    value = simplified(seal_integers(condition)).base
+    value = folded(seal_integers(condition)).base
     return value.op is Ops.CONST and bool(value.arg)
 
 

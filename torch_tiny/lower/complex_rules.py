@@ -300,7 +300,7 @@ def _vdot(a: Complex, b: Complex) -> Complex:
 def _prod(
     x: Given, dims: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Complex:
-    """Pairs, and pairs of pairs."""
+    """Pairs, and pairs of pairs; times one, which makes NaN of an infinity, as on the CPU."""
     part = _part_of((dtype,)) if dtype is not None else part_dtype(x)
     z = as_complex(x, part)
     shape = int_shape(z.re)
@@ -317,7 +317,7 @@ def _prod(
             )
     over = wrap_dims(dims, z.ndim)
     kept = tuple(1 if d in over else n for d, n in enumerate(shape) if keepdim or d not in over)
-    return z.each(lambda p: p.reshape(kept))
+    return (z * Complex(full((), 1, part), full((), 0, part))).each(lambda p: p.reshape(kept))
 
 
 def _variance(name: str) -> ComplexRule:

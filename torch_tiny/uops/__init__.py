@@ -19,7 +19,7 @@ from tinygrad.codegen import (
     pm_linearize_cleanups,
 )
 from tinygrad.codegen.decomp.op import get_late_rewrite_patterns, get_simplifying_rewrite_patterns
-from tinygrad.codegen.late.coalesce import indexing_simplify
+from tinygrad.codegen.late.coalesce import simplify_valid_load
 from tinygrad.codegen.late.gater import pm_move_gates_from_index
 from tinygrad.codegen.late.linearizer import (
     CFGContext,
@@ -62,6 +62,7 @@ from tinygrad.uop.ops import (
     identity_element,
 )
 from tinygrad.uop.symbolic import (
+    invalid_gate,
     pm_clean_up_group_sink,
     pm_move_where_on_load,
     pm_remove_invalid,
@@ -96,6 +97,7 @@ __all__ = [
     "dtypes",
     "factor",
     "flatten_kernel",
+    "folded",
     "graph_rewrite",
     "half_casts",
     "identity_element",
@@ -108,6 +110,7 @@ __all__ = [
     "schedule",
     "seal_floats",
     "sealed",
+    "simpler_indices",
     "simplified",
     "sink_of",
     "stride",
@@ -127,6 +130,17 @@ half_casts: PatternMatcher = native_half_casts + pm_manual_bf16_cast
 # Without tinygrad's last two rules: they make the other side of a WHERE the value that a gated load
 # has outside its gate, also where the load's type cannot hold it.
 move_gates: PatternMatcher = PatternMatcher(pm_move_gates_from_index.patterns[:-2])
+
+
+def _simpler_index(buf: UOp, x: UOp, cond: UOp, i: UOp) -> UOp | None:  # noqa: ARG001
+    """What the gate says of the index. Not of a loop's result: the loop would be there twice."""
+    looped = x.op_in_backward_slice_with_self(Ops.END)
+    return None if looped else simplify_valid_load(buf, x, cond)
+
+
+simpler_indices = PatternMatcher(
+    [(UPat(Ops.INDEX, src=(UPat.var("buf"), invalid_gate)), _simpler_index)]
+)
 
 
 def _with_valid_operands(u: UOp) -> UOp | None:
@@ -244,7 +258,13 @@ def flatten_kernel(sink: UOp) -> UOp:
 
 
 def simplified(u: UOp) -> UOp:
+    """Of a number: the rules forget shapes, as that of a choice between two equal ones."""
     return _rewritten(u, symbolic)
+
+
+def folded(u: UOp) -> UOp:
+    """The same of a value with a shape, which each operand is given first."""
+    return simplified(_rewritten(u, pm_expand_broadcast))
 
 
 def sink_of(*effects: UOp) -> UOp:
@@ -285,10 +305,10 @@ def lower_kernel(
     )
     sink = graph_rewrite(sink, mop_cleanup + _accumulators, ctx=itertools.count())
     sink = graph_rewrite(sink, symbolic_simple + pm_expand_broadcast + pm_add_loads)
-    sink = graph_rewrite(sink, symbolic_simple + devectorizer2 + indexing_simplify, ctx=target)
+    sink = graph_rewrite(sink, symbolic_simple + devectorizer2 + simpler_indices, ctx=target)
     sink = graph_rewrite(sink, symbolic_simple + ew_devectorizer, bottom_up=True)
-    sink = graph_rewrite(sink, sym + indexing_simplify)
-    sink = graph_rewrite(sink, symbolic_simple + pm_lower_index_dtype + indexing_simplify, ctx={})
+    sink = graph_rewrite(sink, sym + simpler_indices)
+    sink = graph_rewrite(sink, symbolic_simple + pm_lower_index_dtype + simpler_indices, ctx={})
     sink = graph_rewrite(sink, symbolic)
     sink = graph_rewrite(sink, pm_cast_float_alu)
     operators = tuple(target.code_for_op)

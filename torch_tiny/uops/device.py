@@ -26,7 +26,6 @@ from tinygrad.codegen.decomp.dtype import pm_dtype_decomps
 from tinygrad.codegen.decomp.op import get_late_rewrite_patterns, get_simplifying_rewrite_patterns
 from tinygrad.codegen.gpudims import pm_add_gpudims
 from tinygrad.codegen.late.coalesce import (
-    indexing_simplify,
     memory_coalescing,
 )
 from tinygrad.codegen.late.linearizer import (
@@ -66,6 +65,7 @@ from torch_tiny.uops import (
     graph_rewrite,
     move_gates,
     repeated_sums,
+    simpler_indices,
     valid_operands,
 )
 from torch_tiny.uops.cascade import CHAIN, cascaded
@@ -261,12 +261,12 @@ def _lowered(sink: UOp, renderer: Renderer, opening: _Opening) -> UOp:
     sink = graph_rewrite(sink, pm_add_local_buffers, ctx=itertools.count(0))
     sink = _with_threads(sink, renderer)
     sink = graph_rewrite(sink, symbolic_simple + pm_expand_broadcast + pm_add_loads)
-    sink = graph_rewrite(sink, symbolic_simple + devectorizer2 + indexing_simplify, ctx=renderer)
+    sink = graph_rewrite(sink, symbolic_simple + devectorizer2 + simpler_indices, ctx=renderer)
     sink = graph_rewrite(sink, sym)
     sink = memory_coalescing(sink, renderer)
     sink = graph_rewrite(sink, symbolic_simple + ew_devectorizer, bottom_up=True)
-    sink = graph_rewrite(sink, sym + indexing_simplify + _gates)
-    sink = graph_rewrite(sink, symbolic_simple + pm_lower_index_dtype + indexing_simplify, ctx={})
+    sink = graph_rewrite(sink, sym + simpler_indices + _gates)
+    sink = graph_rewrite(sink, symbolic_simple + pm_lower_index_dtype + simpler_indices, ctx={})
     sink = graph_rewrite(sink, symbolic)
     sink = graph_rewrite(sink, pm_cast_float_alu)
     operators = tuple(renderer.code_for_op)
