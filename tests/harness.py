@@ -30,6 +30,9 @@ def only_on_cpu_memory(why: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(KIND != "cpu", reason=why)
 
 
+SANITIZED = bool(os.environ.get("TORCH_TINY_SANITIZED"))  # tests/sanitized.py
+_SLOWER = 10 if SANITIZED else 1
+weighs_memory = pytest.mark.skipif(SANITIZED, reason="a sanitizer keeps what was freed")
 needs_tiny = pytest.mark.skipif(DEVICE != "tiny", reason="another device stands in for tiny")
 needs_cpu_memory = only_on_cpu_memory("needs memory that the host can see")
 no_device_asserts = only_on_cpu_memory("a bad index on a GPU ends the CUDA context of the process")
@@ -73,7 +76,7 @@ def python(
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=timeout * _SLOWER,
         cwd=ROOT,
         env=environment(env),
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import needs_tiny, synchronize
+from harness import needs_tiny, synchronize, weighs_memory
 
 from torch_tiny import _C
 
@@ -26,6 +26,7 @@ def resident() -> int:
     return int(fields["VmRSS"].split()[0]) * 1024
 
 
+@weighs_memory
 def test_training_steps_do_not_grow() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
@@ -53,6 +54,7 @@ def test_training_steps_do_not_grow() -> None:
     assert min(after - before for before, after in pairwise(sizes)) < MIB // 2, sizes
 
 
+@weighs_memory
 def test_a_loop_that_never_reads_does_not_grow() -> None:
     x = torch.ones(64, 64, device="tiny")
 
@@ -81,6 +83,7 @@ def test_a_loop_over_large_tensors_is_cut_by_bytes() -> None:
     assert torch.tiny.max_memory_allocated() < 2**30
 
 
+@weighs_memory
 def test_new_shapes_do_not_grow_without_bound() -> None:
     def work(sizes: range) -> None:
         for size in sizes:
@@ -118,6 +121,7 @@ def test_a_freed_block_is_used_again() -> None:
     assert torch.tiny.memory_reserved() == reserved
 
 
+@weighs_memory
 def test_empty_cache_gives_back() -> None:
     torch.tiny.empty_cache()
     before = torch.tiny.memory_reserved()
