@@ -1,14 +1,18 @@
 """Builds the C++ core (torch_tiny._C); everything else is in pyproject.toml."""
 
 import hashlib
+import importlib.util
+import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 # The core that is about to be replaced may not go with the package any more.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 import torch
+import torch._decomp
 from setuptools import Extension, setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension, get_cxx_compiler
 
@@ -70,6 +74,23 @@ class BuildCore(BuildExtension):
             f'TORCH = "{torch.__version__}"\n'
             f'COMPILER = "{compiler()}"\n'
         )
+        (folder / "_schemas.json").write_text(schemas())
+
+
+def schemas() -> str:
+    """For torch_tiny.schemas, which the package would import torch_tiny for."""
+    spec = importlib.util.spec_from_file_location("schemas", "torch_tiny/schemas.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    found = {}
+    for schema in torch._C._jit_get_all_schemas():
+        name = f"{schema.name}.{schema.overload_name}".removesuffix(".")
+        if name.startswith("aten::"):
+            found[name] = module.written_down(schema)
+    table = {**torch._decomp.decomposition_table, **torch._decomp.core_aten_decompositions()}
+    names = (str(op).replace(".", "::", 1).removesuffix(".default") for op in table)
+    return json.dumps({"schemas": found, "decomposed": sorted(names)})
 
 
 def compiler() -> str:

@@ -122,6 +122,22 @@ def test_complex_products_begin_with_one() -> None:
     compiled(program)
 
 
+def test_decompositions() -> None:
+    """The one thing for which the worker imports torch."""
+
+    def program(device: str) -> list[torch.Tensor]:
+        x = numbers(4, 6).to(device)
+        z = complex_numbers(device, 4, 3)
+        return [
+            torch.linalg.cross(x[:, :3], x[:, 3:]),
+            torch.linalg.cross(z, x[:, 3:].to(z.dtype)),
+            F.soft_margin_loss(x, x.sign()),
+            torch.special.xlog1py(x, x.abs()),
+        ]
+
+    compiled(program)
+
+
 def test_complex_gradients() -> None:
     def program(device: str) -> list[torch.Tensor]:
         z = complex_numbers(device, 4, 5).requires_grad_()

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
+from torch_tiny import scalar_types as types
 from torch_tiny.lower import Lifted, NoLowering, lower
 from torch_tiny.lower.complex_value import (
     PARTS,
@@ -39,7 +38,7 @@ class Group:
 class Buffer:
     """What a kernel is given: the storage of a slot, or a number that came with a call."""
 
-    dtype: torch.dtype
+    dtype: types.dtype
     size: int
     slot: int | None = None
     call: int = 0
@@ -173,7 +172,7 @@ class _Evaluation:
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._current: dict[int, UOp] = {}
         self._first: dict[int, UOp] = {}
-        self._dtypes: dict[int, torch.dtype] = {}
+        self._dtypes: dict[int, types.dtype] = {}
         self._made = {
             result.slot for call in calls for result in call.results if isinstance(result, Tensor)
         }
@@ -233,7 +232,7 @@ class _Evaluation:
             return uop
         return Lifted(uop, float if value.dtype.is_floating_point else int)
 
-    def _lifted(self, call: Call, value: Value, dtype: torch.dtype, item: int) -> UOp:
+    def _lifted(self, call: Call, value: Value, dtype: types.dtype, item: int) -> UOp:
         key = ("value", call.number, value.index, item)
         if key not in self._numbers:
             self._numbers[key] = len(self._buffers)
@@ -313,6 +312,6 @@ def _is_true(condition: UOp) -> bool:
     return value.op is Ops.CONST and bool(value.arg)
 
 
-def _part(dtype: torch.dtype) -> torch.dtype:
+def _part(dtype: types.dtype) -> types.dtype:
     """Complex memory is memory of its parts, and may be seen as that."""
     return PARTS.get(dtype, dtype)

@@ -6,26 +6,26 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
+from torch_tiny import scalar_types as types
 from torch_tiny.lower import written
+from torch_tiny.schemas import schema_of
 from torch_tiny.views import ViewSpec
 
 # c10's names of the types that are compiled; calls with others stay calls.
 DTYPES = {
-    "Bool": torch.bool,
-    "Byte": torch.uint8,
-    "Char": torch.int8,
-    "Short": torch.int16,
-    "Int": torch.int32,
-    "Long": torch.int64,
-    "Half": torch.float16,
-    "BFloat16": torch.bfloat16,
-    "Float": torch.float32,
-    "Double": torch.float64,
-    "ComplexHalf": torch.complex32,
-    "ComplexFloat": torch.complex64,
-    "ComplexDouble": torch.complex128,
+    "Bool": types.bool_,
+    "Byte": types.uint8,
+    "Char": types.int8,
+    "Short": types.int16,
+    "Int": types.int32,
+    "Long": types.int64,
+    "Half": types.float16,
+    "BFloat16": types.bfloat16,
+    "Float": types.float32,
+    "Double": types.float64,
+    "ComplexHalf": types.complex32,
+    "ComplexFloat": types.complex64,
+    "ComplexDouble": types.complex128,
 }
 
 
@@ -34,7 +34,7 @@ class Tensor:
     """A view of a slot's storage."""
 
     slot: int
-    dtype: torch.dtype
+    dtype: types.dtype
     spec: ViewSpec
     conj: bool = False
     """The elements are the conjugates of what is in memory."""
@@ -47,7 +47,7 @@ class Value:
     """A number that came with a call: a float, or a CPU tensor that was captured."""
 
     index: int
-    dtype: torch.dtype
+    dtype: types.dtype
     is_number: bool
     """A Python number, which does not decide the type of a result."""
     known: float | None = None
@@ -133,18 +133,6 @@ def read_trace(text: str) -> Trace:
     return Trace(slots, [_call(i, call) for i, call in enumerate(given["calls"])])
 
 
-def schema_of(op: str) -> torch._C.FunctionSchema | None:
-    """The schema of "aten::add.Tensor"; None if PyTorch does not know it here."""
-    namespace, _, name = op.partition("::")
-    base, _, overload = name.partition(".")
-    try:
-        found = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-    except AttributeError:
-        return None
-    schema: torch._C.FunctionSchema = found._schema
-    return schema
-
-
 def _slots(items: Iterable[Any]) -> set[int]:
     """The storages that these tensors, or lists of them, lie in."""
     found: set[int] = set()
@@ -171,7 +159,7 @@ def _call(number: int, given: dict[str, Any]) -> Call:
             value = args[i] if isinstance(args[i], list) else [args[i]]
             call.written += [item for item in value if isinstance(item, Tensor)]
             call.written_unknown |= _slots(item for item in value if isinstance(item, Unknown))
-        args[i] = _typed(args[i], str(argument.real_type))
+        args[i] = _typed(args[i], argument.real_type)
     return call
 
 
@@ -184,19 +172,19 @@ def _typed(value: Any, kind: str) -> Any:
 
 # By c10's numbers: the ones that operators take as `dtype`.
 _SCALAR_TYPES = {
-    0: torch.uint8,
-    1: torch.int8,
-    2: torch.int16,
-    3: torch.int32,
-    4: torch.int64,
-    5: torch.float16,
-    6: torch.float32,
-    7: torch.float64,
-    8: torch.complex32,
-    9: torch.complex64,
-    10: torch.complex128,
-    11: torch.bool,
-    15: torch.bfloat16,
+    0: types.uint8,
+    1: types.int8,
+    2: types.int16,
+    3: types.int32,
+    4: types.int64,
+    5: types.float16,
+    6: types.float32,
+    7: types.float64,
+    8: types.complex32,
+    9: types.complex64,
+    10: types.complex128,
+    11: types.bool_,
+    15: types.bfloat16,
 }
 SCALAR_TYPE_NUMBERS = {dtype: number for number, dtype in _SCALAR_TYPES.items()}
 
@@ -238,8 +226,8 @@ _READERS: dict[str, Callable[[list[Any]], Any]] = {
     "n": _numbers,
     "t": _tensor,
     "v": _captured,
-    "d": lambda given: Value(given[0], torch.float64, True, _KNOWN_FLOATS.get(given[1])),
-    "z": lambda given: Value(given[0], torch.complex128, True),
+    "d": lambda given: Value(given[0], types.float64, True, _KNOWN_FLOATS.get(given[1])),
+    "z": lambda given: Value(given[0], types.complex128, True),
     "l": lambda given: [_argument(item) for item in given],
     "i": lambda given: given[0],
     "b": lambda given: given[0],

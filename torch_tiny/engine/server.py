@@ -11,10 +11,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from torch_tiny import schemas
 from torch_tiny.engine.worker import remove_folder
 
 _MOST_MEMORY = 8 << 30
-_SEEN = ("HOME", "PATH", "TMPDIR")  # of the program's variables, besides TORCH_TINY_*
+# Of the program's variables, besides TORCH_TINY_*. torch is imported for decompositions alone.
+_SEEN = ("HOME", "PATH", "TMPDIR", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 _LOOK = 1.0  # seconds between looks whether the program lives
 
 
@@ -81,6 +83,7 @@ def _serve(connection: socket.socket, jobs: "queue.SimpleQueue[bytes]", folder: 
         try:
             from torch_tiny.engine.compile import compile_trace  # why it fails is told, too
 
+            schemas.learn(job["schemas"])
             plan = compile_trace(job["trace"], library, job["everything"], job["target"])
             answer: dict[str, Any] = {"plan": vars(plan)}
             content = library.read_bytes() if library.exists() else b""

@@ -10,6 +10,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -22,11 +23,17 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from torch_tiny import schemas
+
 SECONDS = 300.0
 """For one job, the start of the worker included."""
 _PARTING = 2.0
 """Seconds for the worker to clear up once it is told to end."""
 _PREFIX = "torch_tiny_worker_"
+_PACKAGE = str(Path(__file__).absolute().parent.parent)
+
+
+_FOREIGN = re.compile(r'"op":"((?!aten::)[^"]+)"')
 
 
 class WorkerError(Exception):
@@ -48,7 +55,8 @@ class Worker:
 
     def compile(self, trace: str, everything: bool, target: str) -> tuple[dict[str, Any], bytes]:
         """The plan of a trace and the shared object with its kernels. Raises WorkerError."""
-        job = {"trace": trace, "everything": everything, "target": target}
+        others = schemas.of_others(set(_FOREIGN.findall(trace)))
+        job = {"trace": trace, "everything": everything, "target": target, "schemas": others}
         with self._lock:
             running = self._started()
             try:
@@ -107,7 +115,7 @@ class _Running:
             theirs.enter_context(stdin)
             errors = theirs.enter_context((folder / "errors").open("wb"))
             self.process = subprocess.Popen(
-                [*_COMMAND, json.dumps(_paths()), str(folder), str(os.getpid())],
+                [*_COMMAND, json.dumps(_paths()), _PACKAGE, str(folder), str(os.getpid())],
                 stdin=stdin.fileno(),
                 stdout=errors,
                 stderr=errors,
@@ -170,8 +178,11 @@ class _Running:
 _COMMAND = (
     *(sys.executable, "-I", "-S", *(["-B"] if sys.flags.dont_write_bytecode else [])),
     "-c",
-    "import json, sys; sys.path += json.loads(sys.argv[1]); "
-    "from torch_tiny.engine.server import main; main(*sys.argv[2:])",
+    "import json, sys, types; sys.path += json.loads(sys.argv[1]); "
+    # Without its __init__, which imports torch: compiling needs a part of the package alone.
+    "package = sys.modules['torch_tiny'] = types.ModuleType('torch_tiny'); "
+    "package.__path__ = [sys.argv[2]]; "
+    "from torch_tiny.engine.server import main; main(*sys.argv[3:])",
 )
 
 

@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
+from torch_tiny import scalar_types as types
 from torch_tiny.lower import creation, elementwise, index, masks, matmul, movement, reduce
 from torch_tiny.lower.arithmetic import absolute
 from torch_tiny.lower.complex_math import FUNCTIONS, any_nan, choose, filled, is_zero, power
@@ -56,7 +55,7 @@ def _by_parts(rule: Rule, *values: int) -> ComplexRule:
 def _part_of(args: Sequence[Any]) -> DType:
     """The dtype of the parts: what is asked for, or that of the tensors."""
     for arg in args:
-        if isinstance(arg, torch.dtype):
+        if isinstance(arg, types.dtype):
             return DTYPES[PARTS.get(arg, arg)]
     tensors = [x for a in args for x in (a if isinstance(a, list | tuple) else (a,))]
     return part_dtype(*(x for x in tensors if isinstance(x, UOp | Complex)))
@@ -67,7 +66,7 @@ def _picked(value: Any, which: str) -> Any:
         return [_picked(item, which) for item in value]
     if isinstance(value, Complex):
         return getattr(value, which)
-    if isinstance(value, torch.dtype):
+    if isinstance(value, types.dtype):
         return PARTS.get(value, value)
     return value
 
@@ -186,7 +185,7 @@ def _polar(size: UOp, angle: UOp) -> Complex:
 # --- conversions and creation ---
 
 
-def _to_copy(x: UOp | Complex, dtype: torch.dtype | None, *_: Any) -> UOp | Complex:
+def _to_copy(x: UOp | Complex, dtype: types.dtype | None, *_: Any) -> UOp | Complex:
     if dtype is None:
         return x
     if dtype in PARTS:
@@ -213,7 +212,7 @@ def _created(name: str, *values: int) -> ComplexRule:
     rule = creation.TABLE[name]
 
     def apply(*args: Any) -> UOp | Complex | ComplexResults:
-        asked = [a for a in args if isinstance(a, torch.dtype)]
+        asked = [a for a in args if isinstance(a, types.dtype)]
         if asked and not asked[0].is_complex:
             return rule(*(a.re if isinstance(a, Complex) else a for a in args))
         if values:
@@ -298,7 +297,7 @@ def _vdot(a: Complex, b: Complex) -> Complex:
 
 
 def _prod(
-    x: Given, dims: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None
+    x: Given, dims: Any = None, keepdim: bool = False, dtype: types.dtype | None = None
 ) -> Complex:
     """Pairs, and pairs of pairs; times one, which makes NaN of an infinity, as on the CPU."""
     part = _part_of((dtype,)) if dtype is not None else part_dtype(x)
@@ -382,7 +381,7 @@ def _nan_to_num(z: Complex, *bounds: Number | None) -> Complex:
     return Complex(re, im)
 
 
-def _nansum(z: Complex, dims: Any, keepdim: bool, dtype: torch.dtype | None) -> ComplexResults:
+def _nansum(z: Complex, dims: Any, keepdim: bool, dtype: types.dtype | None) -> ComplexResults:
     kept = choose(any_nan(z), filled(z, 0.0), z)
     result = _by_parts(reduce.TABLE["sum.dim_IntList"])(kept, dims, keepdim, dtype)
     assert isinstance(result, Complex)

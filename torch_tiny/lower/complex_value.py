@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
+from torch_tiny import scalar_types as types
 from torch_tiny.lower.arithmetic import absolute
 from torch_tiny.lower.promote import (
     Lifted,
@@ -23,14 +22,14 @@ from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import ViewSpec, int_shape, read, write
 
 PARTS = {
-    torch.complex32: torch.float16,
-    torch.complex64: torch.float32,
-    torch.complex128: torch.float64,
+    types.complex32: types.float16,
+    types.complex64: types.float32,
+    types.complex128: types.float64,
 }
 _OF_PARTS = {
-    dtypes.float16: torch.complex32,
-    dtypes.float32: torch.complex64,
-    dtypes.float64: torch.complex128,
+    dtypes.float16: types.complex32,
+    dtypes.float32: types.complex64,
+    dtypes.float64: types.complex128,
 }
 
 
@@ -44,7 +43,7 @@ class Complex:
     """A Python number, which does not decide how precise a result is."""
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> types.dtype:
         return _OF_PARTS[self.re.dtype]
 
     @property
@@ -156,7 +155,7 @@ def is_complex(value: Any) -> bool:
     """Whether an argument, or one of a list, is complex or asks for a complex result."""
     if isinstance(value, list | tuple):
         return any(is_complex(item) for item in value)
-    if isinstance(value, torch.dtype):
+    if isinstance(value, types.dtype):
         return value.is_complex
     return isinstance(value, Complex | complex)
 

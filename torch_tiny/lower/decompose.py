@@ -12,7 +12,8 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from torch_tiny.lower.complex_value import Complex
+from torch_tiny import scalar_types
+from torch_tiny.lower.complex_value import PARTS, Complex
 from torch_tiny.lower.promote import Lifted, NoLowering
 from torch_tiny.lower.tools import DTYPES, full
 from torch_tiny.uops import UOp
@@ -21,18 +22,21 @@ from torch_tiny.views import int_shape
 Results = tuple[UOp | Complex | None, ...]
 Step = Callable[[str, Sequence[Any], Mapping[str, Any]], Results]
 
-_TORCH_DTYPES = {ours: theirs for theirs, ours in DTYPES.items()}
-
-
-def available(op: torch._ops.OpOverload) -> bool:
-    return op in _table()
+# The compiler's types are stand-ins for torch's where torch was not imported before (scalar_types).
+_THEIRS: dict[Any, torch.dtype] = {
+    ours: getattr(torch, str(ours).removeprefix("torch.")) for ours in (*DTYPES, *PARTS)
+}
+_OURS = {theirs: ours for ours, theirs in _THEIRS.items()}
+_TORCH_DTYPES = {dtype: _THEIRS[ours] for ours, dtype in DTYPES.items()}
 
 
 def lower_by_tracing(
-    op: torch._ops.OpOverload, args: Sequence[Any], step: Step, has_rule: Callable[[str], bool]
+    name: str, args: Sequence[Any], step: Step, has_rule: Callable[[str], bool]
 ) -> Results:
     """Traces the decomposition of one call and lowers each call it makes by `step`."""
-    leaves, spec = pytree.tree_flatten(list(args))
+    base, _, overload = name.removeprefix("aten::").partition(".")
+    op = getattr(getattr(torch.ops.aten, base), overload or "default")
+    leaves, spec = pytree.tree_flatten([_translated(arg, _THEIRS) for arg in args])
     if any(isinstance(leaf, Lifted) or getattr(leaf, "is_number", False) for leaf in leaves):
         raise NoLowering("a decomposition needs the value of a number")
     tensors = [leaf for leaf in leaves if isinstance(leaf, UOp | Complex)]
@@ -82,7 +86,9 @@ def _interpret(
         elif node.target is operator.getitem:
             values[node] = args[0][args[1]]
         else:
-            results = step(_name(node.target), args, kwargs)
+            given = [_translated(arg, _OURS) for arg in args]
+            named = {key: _translated(arg, _OURS) for key, arg in kwargs.items()}
+            results = step(_name(node.target), given, named)
             many = len(node.target._schema.returns) > 1 or "List" in str(
                 node.target._schema.returns[0].type
             )
@@ -95,13 +101,18 @@ def _shape(x: UOp | Complex) -> tuple[int, ...]:
 
 
 def _torch_dtype(x: UOp | Complex) -> torch.dtype:
-    return x.dtype if isinstance(x, Complex) else _TORCH_DTYPES[x.dtype]
+    return _THEIRS[x.dtype] if isinstance(x, Complex) else _TORCH_DTYPES[x.dtype]
 
 
 def _constant(tensor: torch.Tensor) -> UOp:
-    if tensor.numel() != 1 or tensor.dtype not in DTYPES:
+    dtype = _OURS.get(tensor.dtype)
+    if tensor.numel() != 1 or dtype not in DTYPES:
         raise NoLowering("its decomposition has a table of numbers")
-    return full(tuple(tensor.shape), tensor.item(), DTYPES[tensor.dtype])
+    return full(tuple(tensor.shape), tensor.item(), DTYPES[dtype])
+
+
+def _translated(value: Any, types: Mapping[Any, Any]) -> Any:
+    return types.get(value, value) if isinstance(value, torch.dtype | scalar_types.dtype) else value
 
 
 def _name(op: Any) -> str:

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from torch_tiny.lower import (
     activation,
     antialias,
@@ -16,7 +14,6 @@ from torch_tiny.lower import (
     complex_rules,
     complex_spectral,
     creation,
-    decompose,
     distance,
     elementwise,
     fft,
@@ -43,6 +40,7 @@ from torch_tiny.lower.complex_rules import ComplexRule
 from torch_tiny.lower.complex_value import Complex, as_value, is_complex
 from torch_tiny.lower.promote import Lifted, NoLowering
 from torch_tiny.lower.tools import Rule
+from torch_tiny.schemas import Argument, Schema, is_decomposed, overloads_of, schema_of
 from torch_tiny.uops import UOp
 
 Results = tuple[UOp | Complex | None, ...]
@@ -147,7 +145,8 @@ def written(op: str, args: Sequence[Any]) -> tuple[str, ...]:
     """The names of the arguments that a call writes; native_batch_norm only when training."""
     if op == "aten::native_batch_norm":  # whose schema does not say so
         return ("running_mean", "running_var") if args[_TRAINING] else ()
-    return tuple(a.name for a in _written(_schema(op)))
+    schema = schema_of(op)
+    return () if schema is None else tuple(a.name for a in schema.written)
 
 
 _TRAINING = 5  # the place of native_batch_norm's argument
@@ -155,7 +154,7 @@ _TRAINING = 5  # the place of native_batch_norm's argument
 
 @dataclass(frozen=True)
 class _Plan:
-    schema: torch._C.FunctionSchema
+    schema: Schema
     apply: Callable[[list[Any]], Results]
     base: str
     """The entry of the tables that does the work."""
@@ -163,7 +162,7 @@ class _Plan:
 
 @functools.cache
 def _plan(op: str) -> _Plan | None:
-    schema = _schema(op)
+    schema = schema_of(op) if op.startswith("aten::") else None
     if schema is None:
         return None
     if _has_rule(op):
@@ -188,13 +187,13 @@ def _rule(op: str, bound: list[Any]) -> ComplexRule:
     return rule
 
 
-def _in_place(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
+def _in_place(op: str, schema: Schema) -> _Plan | None:
     """add_ is add, cast and broadcast to the tensor it writes."""
     name, _, overload = op.partition(".")
     if not name.endswith("_") or name.startswith("aten::_foreach"):
         return None
     functional = f"{name[:-1]}.{overload}" if overload else name[:-1]
-    if _schema(functional) is None:  # pow_.Tensor is pow.Tensor_Tensor
+    if schema_of(functional) is None:  # pow_.Tensor is pow.Tensor_Tensor
         functional = _overload_with(name[:-1], _described(schema.arguments)) or functional
     plan = _plan(functional)
     if plan is None:
@@ -210,7 +209,7 @@ def _in_place(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
     return _Plan(schema, apply, plan.base)
 
 
-def _out(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
+def _out(op: str, schema: Schema) -> _Plan | None:
     """add.out is the overload of add with the same other arguments."""
     count = sum(a.is_out for a in schema.arguments)
     name = op.partition(".")[0]
@@ -236,9 +235,8 @@ def _out(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
 
 def _overload_with(name: str, arguments: list[str]) -> str | None:
     """The operator of this name that takes these arguments and makes its result."""
-    for overload in _overloads(name):
-        op = f"{name}.{overload}".removesuffix(".default")
-        schema = _schema(op)
+    for op in overloads_of(name):
+        schema = schema_of(op)
         if schema is None or any(a.is_out for a in schema.arguments):
             continue
         if _described(schema.arguments) == arguments:
@@ -246,15 +244,15 @@ def _overload_with(name: str, arguments: list[str]) -> str | None:
     return None
 
 
-def _described(arguments: Iterable[Any]) -> list[str]:
-    return [str(a.type) + a.name for a in arguments if a.name not in _TENSOR_OPTIONS]
+def _described(arguments: Iterable[Argument]) -> list[str]:
+    return [a.type + a.name for a in arguments if a.name not in _TENSOR_OPTIONS]
 
 
 # Of a functional overload that makes a tensor: with out= they are the tensor's.
 _TENSOR_OPTIONS = {"dtype", "layout", "device", "pin_memory"}
 
 
-def _foreach(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
+def _foreach(op: str, schema: Schema) -> _Plan | None:
     """_foreach_add is add of the i-th tensors; lists of numbers go along."""
     name, _, overload = op.removeprefix("aten::").partition(".")
     if not name.startswith("_foreach_"):
@@ -265,14 +263,14 @@ def _foreach(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
     base = _FOREACH_NAMES.get((base, overload)) or _FOREACH_NAMES.get((base, "")) or base
     for candidate in (*_FOREACH_OVERLOADS.get(overload, ()), ""):
         single = f"aten::{base}.{candidate}" if candidate else f"aten::{base}"
-        plan = _plan(single) if _schema(single) is not None else None
+        plan = _plan(single) if schema_of(single) is not None else None
         if plan is not None:
             break
     else:
         return None
 
     def apply(bound: list[Any]) -> Results:
-        lists = [i for i, a in enumerate(schema.arguments) if "List[" in str(a.type)]
+        lists = [i for i, a in enumerate(schema.arguments) if "List[" in a.type]
         results: list[UOp | Complex | None] = []
         for n in range(len(bound[lists[0]])):
             row = [v[n] if i in lists else v for i, v in enumerate(bound)]
@@ -303,9 +301,8 @@ _FOREACH_OVERLOADS = {
 }
 
 
-def _decomposed(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
-    overload = _overload(op)
-    if overload is None or any(_written(schema)) or not decompose.available(overload):
+def _decomposed(op: str, schema: Schema) -> _Plan | None:
+    if schema.written or not is_decomposed(op):
         return None
 
     def apply(bound: list[Any]) -> Results:
@@ -314,7 +311,9 @@ def _decomposed(op: str, schema: torch._C.FunctionSchema) -> _Plan | None:
                 raise NoLowering("its decomposition needs itself")
             return lower(name, args, kwargs)
 
-        return decompose.lower_by_tracing(overload, bound, step, _has_rule)
+        from torch_tiny.lower import decompose  # with it comes torch
+
+        return decompose.lower_by_tracing(op, bound, step, _has_rule)
 
     return _Plan(schema, apply, op)
 
@@ -336,53 +335,21 @@ def _expanded(value: UOp | Complex, shape: tuple[Any, ...]) -> UOp | Complex:
     return value.expand(shape)
 
 
-def _bound(
-    schema: torch._C.FunctionSchema, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[Any]:
+def _bound(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """One value per argument of the schema."""
     bound = []
     for i, argument in enumerate(schema.arguments):
         given = i < len(args)
         value = args[i] if given else kwargs.get(argument.name, argument.default_value)
-        length = getattr(argument, "N", None)  # not in PyTorch's stubs
-        # An int stands for a list of one length where the schema says so.
-        if length is not None and isinstance(value, int | float | Lifted):
-            value = [value] * length
+        if argument.N is not None and isinstance(value, int | float | Lifted):
+            value = [value] * argument.N
         bound.append(value)
     return bound
 
 
-def _written(schema: torch._C.FunctionSchema | None) -> list[Any]:
-    if schema is None:
-        return []
-    return [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-
-
-def _written_tensors(schema: torch._C.FunctionSchema, bound: list[Any]) -> list[UOp | Complex]:
+def _written_tensors(schema: Schema, bound: list[Any]) -> list[UOp | Complex]:
     tensors: list[UOp | Complex] = []
     for argument, value in zip(schema.arguments, bound, strict=True):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        if argument.is_write:
             tensors += value if isinstance(value, list | tuple) else [value]
     return tensors
-
-
-@functools.cache
-def _overload(op: str) -> torch._ops.OpOverload | None:
-    namespace, _, name = op.partition("::")
-    base, _, overload = name.partition(".")
-    if namespace != "aten":
-        return None
-    try:
-        return getattr(getattr(torch.ops.aten, base), overload or "default")  # type: ignore[no-any-return]
-    except AttributeError:
-        return None
-
-
-def _schema(op: str) -> torch._C.FunctionSchema | None:
-    overload = _overload(op)
-    return None if overload is None else overload._schema
-
-
-def _overloads(name: str) -> list[str]:
-    packet = getattr(torch.ops.aten, name.removeprefix("aten::"))
-    return [str(o) for o in packet.overloads()]

@@ -5,8 +5,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 
+from torch_tiny import scalar_types as types
 from torch_tiny.lower.promote import (
     Lifted,
     NoLowering,
@@ -23,21 +24,21 @@ Shape = tuple[int, ...]
 Results = tuple[UOp | None, ...]
 Rule = Callable[..., UOp | Results]
 
-DTYPES: dict[torch.dtype, DType] = {
-    torch.bool: dtypes.bool,
-    torch.uint8: dtypes.uint8,
-    torch.int8: dtypes.int8,
-    torch.int16: dtypes.int16,
-    torch.int32: dtypes.int32,
-    torch.int64: dtypes.int64,
-    torch.float16: dtypes.float16,
-    torch.bfloat16: dtypes.bfloat16,
-    torch.float32: dtypes.float32,
-    torch.float64: dtypes.float64,
+DTYPES: dict[types.dtype, DType] = {
+    types.bool_: dtypes.bool,
+    types.uint8: dtypes.uint8,
+    types.int8: dtypes.int8,
+    types.int16: dtypes.int16,
+    types.int32: dtypes.int32,
+    types.int64: dtypes.int64,
+    types.float16: dtypes.float16,
+    types.bfloat16: dtypes.bfloat16,
+    types.float32: dtypes.float32,
+    types.float64: dtypes.float64,
 }
 
 
-def to_dtype(dtype: torch.dtype | DType | None, default: DType) -> DType:
+def to_dtype(dtype: types.dtype | DType | None, default: DType) -> DType:
     if dtype is None:
         return default
     if isinstance(dtype, DType):
@@ -134,7 +135,7 @@ def select(mask: UOp, yes: UOp, no: UOp | Number) -> UOp:
 
 
 def broadcast(*uops: UOp) -> list[UOp]:
-    shape = torch.broadcast_shapes(*(int_shape(x) for x in uops))
+    shape = np.broadcast_shapes(*(int_shape(x) for x in uops))
     return [x.expand(tuple(shape)) for x in uops]
 
 
