@@ -1,6 +1,6 @@
 """A trace as a graph: which calls form regions, and the pure values that a region computes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,8 @@ class Group:
 
     calls: list[Call]
     is_region: bool
+    kind: Hashable = None
+    """Calls of different kinds are not put together."""
     before: set[int] = field(default_factory=set)
     """Numbers of the groups that have to run first."""
 
@@ -44,6 +46,8 @@ class Buffer:
     call: int = 0
     value: int = 0
     item: int = -1
+    offset: int = 0
+    """Bytes of the storage before it."""
 
 
 @dataclass
@@ -63,7 +67,9 @@ class Values:
         return [(DTYPES[buffer.dtype], buffer.size) for buffer in self.buffers]
 
 
-def group(trace: Trace, belongs: Callable[[Call], bool]) -> list[Group]:
+def group(
+    trace: Trace, belongs: Callable[[Call], bool], kind: Callable[[Call], Hashable]
+) -> list[Group]:
     """The steps of a trace, in an order in which they can run.
 
     Regions are as large as they can be while no value leaves one and comes back into it through
@@ -73,10 +79,12 @@ def group(trace: Trace, belongs: Callable[[Call], bool]) -> list[Group]:
     member: dict[int, int] = {}
     for call, needed in zip(trace.calls, _dependencies(trace), strict=True):
         before = {member[number] for number in needed}
-        home = _home(groups, before) if belongs(call) else None
+        is_region = belongs(call)
+        own = kind(call) if is_region else None
+        home = _home(groups, before, own) if is_region else None
         if home is None:
             home = len(groups)
-            groups.append(Group([], belongs(call)))
+            groups.append(Group([], is_region, own))
         groups[home].calls.append(call)
         groups[home].before |= before - {home}
         member[call.number] = home
@@ -109,7 +117,7 @@ def _dependencies(trace: Trace) -> Iterable[set[int]]:
         yield needed - {call.number}
 
 
-def _home(groups: list[Group], before: set[int]) -> int | None:
+def _home(groups: list[Group], before: set[int], kind: Hashable) -> int | None:
     """The region that a call may join: one that it needs rather than another, late ones first.
 
     A call may join a region unless something else that it needs depends on that region.
@@ -122,7 +130,8 @@ def _home(groups: list[Group], before: set[int]) -> int | None:
         if number not in _upstream(groups, before - {number})
     )
     for number in (*needed, *others):
-        if groups[number].is_region and len(groups[number].calls) < MOST_CALLS:
+        one = groups[number]
+        if one.is_region and one.kind == kind and len(one.calls) < MOST_CALLS:
             return number
     return None
 
@@ -199,6 +208,14 @@ class _Evaluation:
         return Values(self._buffers, outputs, made, all_hold(conditions), guarded)
 
     def _apply(self, call: Call) -> None:
+        """An item of a list that shares memory with others is worked on after them."""
+        if call.written and _share_memory(call):
+            for i in range(call.length):
+                self._apply_whole(call.row(i))
+        else:
+            self._apply_whole(call)
+
+    def _apply_whole(self, call: Call) -> None:
         first = call.args[0] if call.args else None
         with first_argument(first.spec if isinstance(first, Tensor) else None):
             results = lower(call.op, [self._argument(call, arg) for arg in call.args], {})
@@ -310,6 +327,24 @@ def _is_true(condition: UOp) -> bool:
         return False
     value = folded(seal_integers(condition)).base
     return value.op is Ops.CONST and bool(value.arg)
+
+
+def _share_memory(call: Call) -> bool:
+    """Whether storages that a row of lists writes are also another row's."""
+    if call.length < 2:
+        return False
+    row_of: dict[int, int] = {}
+    shared = set()
+    for i in range(call.length):
+        row = call.row(i)
+        for slot in {t.slot for arg in row.args if isinstance(arg, list) for t in _listed(arg)}:
+            if row_of.setdefault(slot, i) != i:
+                shared.add(slot)
+    return any(t.slot in shared for t in call.written)
+
+
+def _listed(items: list[Any]) -> list[Tensor]:
+    return [item for item in items if isinstance(item, Tensor)]
 
 
 def _part(dtype: types.dtype) -> types.dtype:

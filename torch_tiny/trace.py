@@ -119,6 +119,21 @@ class Call:
             for item in (arg if isinstance(arg, list) else (arg,))
         )
 
+    @property
+    def length(self) -> int:
+        """Of the lists among its arguments, if they are of one length and nothing else is long."""
+        lengths = {len(arg) for arg in self.args if isinstance(arg, list) and arg}
+        alone = (arg for arg in self.args if isinstance(arg, Tensor))
+        if len(lengths) != 1 or any(math.prod(t.spec.shape) != 1 for t in alone):
+            return 0
+        return lengths.pop() if self.op.startswith(("aten::_foreach_", "aten::_fused_")) else 0
+
+    def row(self, i: int) -> "Call":
+        """The call on the i-th items of its lists."""
+        args = [arg[i : i + 1] if isinstance(arg, list) else arg for arg in self.args]
+        results, written = self.results[i :: self.length], self.written[i :: self.length]
+        return Call(self.number, self.op, args, results, written)
+
 
 @dataclass
 class Trace:

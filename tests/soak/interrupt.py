@@ -45,7 +45,8 @@ def interrupted(after: float, body: Callable[[], None]) -> bool:
 
 def _interrupt(thread: threading.Thread) -> None:
     assert thread.ident is not None
-    if thread is threading.main_thread():
+    handler = signal.getsignal(signal.SIGINT)  # ignored where a shell started this behind its back
+    if thread is threading.main_thread() and handler is signal.default_int_handler:
         signal.pthread_kill(thread.ident, signal.SIGINT)
     else:
         raised = ctypes.py_object(KeyboardInterrupt)

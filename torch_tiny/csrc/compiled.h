@@ -31,6 +31,7 @@ struct Kernel {
 struct RegionBuffer {
   bool is_slot = true;
   uint32_t slot = 0;
+  size_t offset = 0;  // bytes
   uint32_t call = 0;
   uint32_t value = 0;
   int32_t item = -1;  // of a list of numbers

@@ -31,6 +31,7 @@ RegionBuffer buffer_from(const py::dict& given) {
   buffer.is_slot = given.contains("slot");
   if (buffer.is_slot) {
     buffer.slot = given["slot"].cast<uint32_t>();
+    buffer.offset = given.contains("offset") ? given["offset"].cast<size_t>() : 0;
     buffer.is_written = given["written"].cast<bool>();
     buffer.is_read = !given.contains("read") || given["read"].cast<bool>();
     buffer.dtype = static_cast<c10::ScalarType>(given["dtype"].cast<int>());

@@ -316,7 +316,7 @@ bool Runner::has_failed(const Region& region) const {
 
 void* Runner::pointer(const RegionBuffer& buffer) {
   if (buffer.is_slot) {
-    return memory_of(buffer.slot).mutable_data();
+    return static_cast<char*>(memory_of(buffer.slot).mutable_data()) + buffer.offset;
   }
   const auto& given = trace_.values[trace_.calls[buffer.call].first_value + buffer.value];
   if (given.isComplexDouble()) {

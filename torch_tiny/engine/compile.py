@@ -2,15 +2,20 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch_tiny.engine import rows
+from torch_tiny.engine.codegen import Program as CpuProgram
+from torch_tiny.engine.rows import lists_of
 from torch_tiny.engine.target import Program, Target, target_of
 from torch_tiny.graph import Group, Values, group, values
 from torch_tiny.lower import NoLowering, has_lowering, is_heavy
 from torch_tiny.trace import SCALAR_TYPE_NUMBERS, Call, Tensor, Trace, read_trace
+
+_MOST_LISTED = 16  # tensors in a list
 
 
 @dataclass
@@ -79,11 +84,12 @@ class _Compiler:
         self.unique: list[_Candidate] = []
         self._by_key: dict[str, int] = {}
         self._of_group: dict[int, tuple[int, Values]] = {}
+        self._kinds: dict[int, Hashable] = {}
 
     def groups(self) -> list[Group]:
         """The steps, after calls that turned out not to be lowered were taken out of regions."""
         while True:
-            groups = group(self._trace, self._belongs)
+            groups = group(self._trace, self._belongs, self._lists)
             before = len(self._refused)
             for number, one in enumerate(groups):
                 if one.is_region:
@@ -129,6 +135,7 @@ class _Compiler:
                     "read": i in used,
                     "dtype": SCALAR_TYPE_NUMBERS[buffer.dtype],
                     "nbytes": buffer.size * buffer.dtype.itemsize,
+                    "offset": buffer.offset,
                 }
                 if buffer.slot is not None
                 else {
@@ -163,9 +170,19 @@ class _Compiler:
             why = "no lowering"
         elif not self._everything and is_heavy(call.op, [t.spec.shape for t in call.tensors]):
             why = "PyTorch's own kernel is better"
+        elif not self._everything and self._lists(call) is None and _is_long(call):
+            why = "of many tensors, which do not share a loop"
         if why:
             self._refuse(call, why)
         return not why
+
+    def _lists(self, call: Call) -> Hashable:
+        """Calls on lists whose elements can share a loop are a kind of their own."""
+        if not self._target.takes_sizes:
+            return None
+        if call.number not in self._kinds:
+            self._kinds[call.number] = lists_of(call)
+        return self._kinds[call.number]
 
     def _refuse(self, call: Call, why: str) -> None:
         self._refused.add(call.number)
@@ -173,6 +190,8 @@ class _Compiler:
 
     def _evaluate(self, one: Group, needed_after: set[int]) -> None:
         try:
+            if one.kind is not None and self._evaluate_rows(one, needed_after):
+                return
             own = values(self._trace, one.calls, needed_after)
             if own.guarded and not self._target.can_check:
                 for call in own.guarded:
@@ -187,6 +206,24 @@ class _Compiler:
             raise
         except Exception as error:  # a bug in a lowering or in tinygrad costs speed, nothing else
             self._blame(one, error)
+
+    def _evaluate_rows(self, one: Group, needed_after: set[int]) -> bool:
+        """Whether calls on lists were compiled by the kinds of their elements."""
+        key = _key(self._trace, one.calls, needed_after)
+        found = rows.compiled(one.calls, needed_after, self._by_elements)
+        if found is None:
+            return False
+        own, program = found
+        if key not in self._by_key:
+            self.unique.append(_Candidate(own, [program], None))
+            self._by_key[key] = len(self.unique) - 1
+        self._of_group[one.calls[0].number] = (self._by_key[key], own)
+        return True
+
+    def _by_elements(self, own: Values) -> CpuProgram:
+        program = self._target.generate(own, own.outputs, self._target.variants[0])
+        assert isinstance(program, CpuProgram)
+        return program
 
     def _variants(self, own: Values) -> Iterator[Program]:
         """Programs that differ; the first one alone where time matters more than speed."""
@@ -261,6 +298,11 @@ def _needed_after(trace: Trace, groups: list[Group], number: int) -> set[int]:
         for call in later.calls:
             needed |= call.reads
     return needed
+
+
+def _is_long(call: Call) -> bool:
+    """Whether code for it would have a loop for each of many tensors."""
+    return any(isinstance(arg, list) and len(arg) > _MOST_LISTED for arg in call.args)
 
 
 def _describe(calls: list[Call]) -> str:

@@ -38,6 +38,8 @@ class Target(Protocol):
     """Ways to write a region, the likely best first."""
     can_check: bool
     """Whether a region can look at its data before it runs."""
+    takes_sizes: bool
+    """Whether a kernel is told how many elements to work on when it runs."""
 
     def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> Program:
         """Code for the outputs of a region; a buffer after the last may be an output too."""
@@ -62,6 +64,7 @@ def target_of(name: str) -> Target:
 class Cpu:
     variants: tuple[str, ...] = codegen.VARIANTS
     can_check = True
+    takes_sizes = True
 
     def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> Program:
         buffers = own.typed()
@@ -112,6 +115,7 @@ class Cuda:
         :1
     ]  # which one is faster is not known without the GPU
     can_check = False  # a GPU's own kernels do not raise either: they end the context
+    takes_sizes = False
 
     def __init__(self, architecture: str) -> None:
         self._architecture = architecture

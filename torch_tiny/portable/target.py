@@ -13,6 +13,7 @@ from torch_tiny.uops import UOp
 class Portable:
     variants: tuple[str, ...] = ("device",)
     can_check = True
+    takes_sizes = False
 
     def __init__(self, kind: Kind, opened: Opened, one_by_one: bool = False) -> None:
         """one_by_one: build each program when it is made, which tells whose compiler refuses."""

@@ -1,0 +1,158 @@
+"""Compiled calls on lists of tensors: few functions, whatever the number and sizes of tensors."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from harness import agree, needs_cpu_memory, needs_tiny, numbers
+from torch import Tensor
+from util import DEVICE
+
+from torch_tiny import _C
+from torch_tiny.engine.compile import Plan, compile_trace
+
+pytestmark = [needs_tiny, needs_cpu_memory, pytest.mark.usefixtures("everything_compiled")]
+
+SHAPES = ((64, 64), (7, 3), (1,), (), (5, 1, 4), (33,), (2, 3, 4, 5))
+
+Lists = tuple[list[Tensor], ...]
+
+
+def lists(where: str, count: int = 14) -> Lists:
+    """Parameters, gradients and averages."""
+    shapes = [SHAPES[i % len(SHAPES)] for i in range(count)]
+    return tuple(
+        [numbers(*shape, seed=100 * seed + i).to(where) for i, shape in enumerate(shapes)]
+        for seed in range(3)
+    )
+
+
+def update(p: list[Tensor], g: list[Tensor], m: list[Tensor]) -> list[Tensor]:
+    torch._foreach_mul_(g, torch.full((), 0.5).to(p[0].device))
+    torch._foreach_lerp_(m, g, 0.1)
+    root = torch._foreach_sqrt(torch._foreach_abs(m))
+    torch._foreach_add_(root, [0.1 * i + 1 for i in range(len(p))])
+    torch._foreach_addcdiv_(p, m, root, -0.25)
+    return root
+
+
+def _plain(where: str) -> Lists:
+    return lists(where)
+
+
+def _in_one_block(where: str) -> Lists:
+    """Views of one storage each, one behind the other."""
+    return tuple(list(numbers(60, seed=seed).to(where).split([7, 20, 1, 32])) for seed in range(3))
+
+
+def _channels_last(where: str) -> Lists:
+    def one(seed: int) -> Tensor:
+        return numbers(2, 3, 4, 5, seed=seed).to(where).to(memory_format=torch.channels_last)
+
+    return [one(1), one(2)], [one(3), one(4)], [one(5), one(6)]
+
+
+def _in_two_orders(where: str) -> Lists:
+    first, *rest = lists(where, 2)
+    return ([x.t().contiguous().t() for x in first], *rest)
+
+
+def _with_steps(where: str) -> Lists:
+    p, g, m = lists(where, 3)
+    return p, [numbers(128, 128, seed=9).to(where)[::2, ::2], *g[1:]], m
+
+
+def _of_several_types(where: str) -> Lists:
+    types = (torch.float32, torch.float64, torch.bfloat16)
+    p, g, m = lists(where, 3)
+    return tuple([x.to(t) for x, t in zip(one, types, strict=True)] for one in (p, g, m))
+
+
+def _the_same_twice(where: str) -> Lists:
+    p, g, m = lists(where, 2)
+    return [p[0], p[0]], [g[0], g[0].clone()], [m[0], m[0].clone()]
+
+
+def _over_each_other(where: str) -> Lists:
+    p, g, m = (numbers(40, seed=seed).to(where) for seed in range(3))
+    return [p[:20], p[20:]], [g[:20], g[10:30]], [m[:20], m[20:]]
+
+
+def _empty_ones(where: str) -> Lists:
+    p, g, m = lists(where, 3)
+    nothing = torch.empty(0, 3, device=where)
+    return [*p, nothing], [*g, nothing.clone()], [*m, nothing.clone()]
+
+
+KINDS: tuple[Callable[[str], Lists], ...] = (
+    *(_plain, _in_one_block, _channels_last, _in_two_orders, _with_steps, _of_several_types),
+    *(_the_same_twice, _over_each_other, _empty_ones),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_memory(kind: Callable[[str], Lists]) -> None:
+    def program(where: str) -> list[Tensor]:
+        p, g, m = kind(where)
+        kept = update(p, g, m)
+        return [*p, *g, *m, kept[-1]]
+
+    for _ in range(2):
+        agree(program, DEVICE)
+
+
+OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
+    "adamw": lambda p: torch.optim.AdamW(p, amsgrad=True),
+    "adam fused": lambda p: torch.optim.Adam(p, fused=True, weight_decay=0.1),
+    "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, foreach=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, centered=True, foreach=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, foreach=True),
+    "radam": lambda p: torch.optim.RAdam(p, foreach=True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(name: str) -> None:
+    def program(where: str) -> list[Tensor]:
+        parameters, gradients, _ = lists(where)
+        optimizer = OPTIMIZERS[name](parameters)
+        for _ in range(4):
+            for one, gradient in zip(parameters, gradients, strict=True):
+                one.grad = gradient.clone()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+            optimizer.step()
+        return parameters
+
+    agree(program, DEVICE)
+
+
+def _plan_of_a_step(count: int, library: Path) -> Plan:
+    parameters, gradients, _ = lists(DEVICE, count)
+    for one, gradient in zip(parameters, gradients, strict=True):
+        one.grad = gradient
+    optimizer = torch.optim.AdamW(parameters, foreach=True)
+    _C.set_mode("aten")
+    try:
+        for step in range(3):
+            if step == 2:
+                _C.listen(True)
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+            optimizer.step()
+            torch.tiny.synchronize()
+    finally:
+        traces = _C.listen(False)
+        _C.set_mode("uop")
+    return compile_trace(max(traces, key=len), library)
+
+
+def test_a_step_over_many_tensors_has_few_functions(tmp_path: Path) -> None:
+    """No more than over a few."""
+    few, many = (_plan_of_a_step(n, tmp_path / f"{n}.so") for n in (14, 140))
+    functions = [
+        {kernel["name"] for region in plan.regions for kernel in region["kernels"]}
+        for plan in (few, many)
+    ]
+    assert len(functions[1]) <= len(functions[0])
+    assert not many.failed
+    assert max(len(region["kernels"]) for region in many.regions) == 140
