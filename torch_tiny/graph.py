@@ -17,7 +17,7 @@ from torch_tiny.lower.conditions import all_hold, noted
 from torch_tiny.lower.layout import first_argument
 from torch_tiny.lower.tools import DTYPES
 from torch_tiny.trace import Call, Tensor, Trace, Value
-from torch_tiny.uops import DType, Ops, UOp, buffer_param, folded
+from torch_tiny.uops import DType, Ops, UOp, buffer_param, compiling, folded
 from torch_tiny.uops.wrapping import seal_integers
 from torch_tiny.views import ViewSpec, read, write
 
@@ -93,7 +93,8 @@ def group(
 
 def values(trace: Trace, calls: list[Call], needed_after: set[int]) -> Values:
     """What a region computes. Raises NoLowering where a call cannot be lowered after all."""
-    return _Evaluation(trace, calls).run(needed_after)
+    with compiling():
+        return _Evaluation(trace, calls).run(needed_after)
 
 
 def _dependencies(trace: Trace) -> Iterable[set[int]]:

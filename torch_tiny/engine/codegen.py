@@ -18,13 +18,13 @@ from torch_tiny.engine.codegen_nest import Nest
 from torch_tiny.engine.codegen_place import Body, Kernel, Program, place
 from torch_tiny.engine.codegen_routine import RoutineStep, written
 from torch_tiny.uops import (
-    Context,
     DType,
     Ops,
     Target,
     UOp,
     buffer_param,
     called_name,
+    compiling,
     flatten_kernel,
     lower_kernel,
     routine_of,
@@ -57,7 +57,7 @@ def generate(
     """C for `buffers[i] = outputs[i]`, where values are flat UOps over buffer_param(i)s."""
     if variant not in VARIANTS:
         raise ValueError(f"no variant {variant!r}, there are {VARIANTS}")
-    with Context(**SETTINGS):  # type: ignore[no-untyped-call]
+    with compiling():
         steps, arguments = scheduled(buffers, outputs, variant == "fused")
         bodies: list[Body] = []
         for part, kept in parts(steps, arguments.kept()):
@@ -102,8 +102,6 @@ def run(program: Program, shared_object: Path, arrays: Sequence[npt.NDArray[np.g
 
 
 # --- the schedule ---
-
-SETTINGS = {"SCACHE": 0, "SPEC": 0, "PCONTIG": 0, "SPLIT_REDUCEOP": 0}  # of tinygrad, meanwhile
 
 
 def scheduled(

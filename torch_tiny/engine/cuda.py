@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from torch_tiny.engine import cuda_renderer
 from torch_tiny.engine.c_renderer import c_name
-from torch_tiny.engine.codegen import SETTINGS, parts, renumbered, scheduled
+from torch_tiny.engine.codegen import parts, renumbered, scheduled
 from torch_tiny.engine.codegen_cut import cut_reductions
 from torch_tiny.engine.codegen_fuse import Limits, fuse
 from torch_tiny.engine.codegen_nest import Nest, place_of
@@ -29,11 +29,11 @@ from torch_tiny.linalg.kernel import Style
 from torch_tiny.linalg.routine import emitted
 from torch_tiny.uops import (
     AddrSpace,
-    Context,
     DType,
     Ops,
     Target,
     UOp,
+    compiling,
     lower_kernel,
     native_half_casts,
     substituted,
@@ -98,7 +98,7 @@ def generate(
     """
     if variant not in VARIANTS:
         raise ValueError(f"no variant {variant!r}, there are {VARIANTS}")
-    with Context(**SETTINGS):  # type: ignore[no-untyped-call]
+    with compiling():
         steps, arguments = scheduled(buffers, outputs, store_costly=False)
         new = arguments.temporary
         bodies: list[_Body] = []

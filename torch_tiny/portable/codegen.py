@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torch_tiny.engine.codegen import SETTINGS, renumbered, scheduled
+from torch_tiny.engine.codegen import renumbered, scheduled
 from torch_tiny.engine.codegen_cut import cut_reductions
 from torch_tiny.engine.codegen_nest import Nest
 from torch_tiny.engine.codegen_routine import RoutineStep
@@ -22,7 +22,7 @@ from torch_tiny.lower.promote import NoLowering
 from torch_tiny.lower.tools import DTYPES
 from torch_tiny.portable.kind import Kind, Opened, Text
 from torch_tiny.portable.split import with_few_buffers
-from torch_tiny.uops import Context, DType, Ops, UOp, buffer_param, dtypes, sink_of, substituted
+from torch_tiny.uops import DType, Ops, UOp, buffer_param, compiling, dtypes, sink_of, substituted
 from torch_tiny.uops.device import Source, narrowed, render, render_linear
 
 _MOST_PIECES = 256
@@ -95,7 +95,7 @@ def generate(
     values = _with_numbers(kind, buffers, outputs, places)
     typed = [(DTYPES[number_dtype(kind, b.dtype)], b.size) for b in buffers]
     typed.append((dtypes.bool, 1))
-    with Context(**SETTINGS):  # type: ignore[no-untyped-call]
+    with compiling():
         steps, arguments = scheduled(typed, values, False, opened.most_buffers)
         pieces = [p for step in steps for p in _lowered(kind, opened, step, arguments.temporary)]
     temporaries: dict[int, int] = {}

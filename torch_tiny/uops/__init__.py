@@ -74,6 +74,7 @@ from tinygrad.uop.weak import pm_cast_weak, pm_commit_weak, pm_lower_index_dtype
 
 from torch_tiny.uops.constants import equals, factor, is_constant
 from torch_tiny.uops.merge import flatten_ranges, merge_ranges, split_ends
+from torch_tiny.uops.rewriting import compiling
 
 __all__ = [
     "SEALED",
@@ -94,6 +95,7 @@ __all__ = [
     "call",
     "called_name",
     "combined",
+    "compiling",
     "dtypes",
     "factor",
     "flatten_kernel",

@@ -1,30 +1,45 @@
-"""tinygrad's graph rewriting with a memory, for a process that does nothing but compile.
+"""tinygrad's graph rewriting with a memory, while we compile.
 
 Without a context a rule's answer depends on the node alone, and nodes are shared: what a set of
 rules has made of one is noted on it, and not worked out again by the next pass or for the next
-kernel. The order in which rules are tried is tinygrad's.
+kernel. The order in which rules are tried is tinygrad's. A program's own use of tinygrad, which may
+change settings that rules read, goes on without.
 """
 
 import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from tinygrad.helpers import Context
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import PatternMatcher, RewriteContext, UOp, _rebuild_dtype
 
-
-def remember() -> None:
-    """From now on, in this process. Not where a program uses tinygrad: it may change settings that
-    rules read."""
-    RewriteContext.unified_rewrite = _with_memory  # type: ignore[method-assign]
+_SETTINGS = {"SCACHE": 0, "SPEC": 0, "PCONTIG": 0, "SPLIT_REDUCEOP": 0}
 
 
+@contextmanager
+def compiling() -> Iterator[None]:
+    """What is rewritten meanwhile, by this thread, is remembered; tinygrad's settings are ours."""
+    before = getattr(_this_thread, "remembers", False)
+    _this_thread.remembers = True
+    try:
+        with Context(**_SETTINGS):  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        _this_thread.remembers = before
+
+
+_this_thread = threading.local()
 _without_memory = RewriteContext.unified_rewrite
 _numbers = itertools.count()
 
 
 def _with_memory(self: Any, root: UOp) -> UOp:
     rules = self.pm
-    if rules is None or self.bpm is not None or self.ctx is not None or self.enter_calls:
+    asks_more = self.bpm is not None or self.ctx is not None or self.enter_calls
+    if rules is None or asks_more or not getattr(_this_thread, "remembers", False):
         return _without_memory(self, root)
     name = _name_of(rules)
     known: UOp | None = root.__dict__.get(name)
@@ -101,3 +116,6 @@ def _is_opaque(node: UOp) -> bool:
     if node.op is Ops.FUNCTION:
         return True
     return node.op is Ops.CALL and node.src[0].op in UOp._OPAQUE_CALL_BODIES
+
+
+RewriteContext.unified_rewrite = _with_memory  # type: ignore[method-assign]
