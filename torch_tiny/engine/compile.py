@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from torch_tiny.graph import Group, Values, group, values
 from torch_tiny.lower import NoLowering, has_lowering, is_heavy
 from torch_tiny.trace import SCALAR_TYPE_NUMBERS, Call, Tensor, Trace, read_trace
 
-_MOST_LISTED = 16  # tensors in a list
+_MOST_LISTED = 4  # tensors in a list
+_FEW_REGIONS = 2  # in which a program spends its time: worth trying other ways to write them
 
 
 @dataclass
@@ -66,6 +67,8 @@ class _Candidate:
     variants: list[Program]
     guard: Program | None
     """Tells whether the region may run: one bool into the buffer after the last."""
+    by_rows: bool = False
+    """Made for kinds of tensors, in one way."""
     chosen: int = 0
 
     @property
@@ -101,6 +104,9 @@ class _Compiler:
     def choose_variants(self, library: Path) -> None:
         if not self.unique:
             return
+        if len(self.unique) <= _FEW_REGIONS and not self._everything:
+            for candidate in self.unique:
+                self._add_variants(candidate)
         programs = {
             f"{g_name(i)}v{k}": program
             for i, candidate in enumerate(self.unique)
@@ -199,7 +205,8 @@ class _Compiler:
                 return
             key = _key(self._trace, one.calls, needed_after)
             if key not in self._by_key:
-                self.unique.append(_Candidate(own, list(self._variants(own)), self._guard(own)))
+                program = self._target.generate(own, own.outputs, self._target.variants[0])
+                self.unique.append(_Candidate(own, [program], self._guard(own)))
                 self._by_key[key] = len(self.unique) - 1
             self._of_group[one.calls[0].number] = (self._by_key[key], own)
         except MemoryError:
@@ -215,7 +222,7 @@ class _Compiler:
             return False
         own, program = found
         if key not in self._by_key:
-            self.unique.append(_Candidate(own, [program], None))
+            self.unique.append(_Candidate(own, [program], None, by_rows=True))
             self._by_key[key] = len(self.unique) - 1
         self._of_group[one.calls[0].number] = (self._by_key[key], own)
         return True
@@ -225,14 +232,20 @@ class _Compiler:
         assert isinstance(program, CpuProgram)
         return program
 
-    def _variants(self, own: Values) -> Iterator[Program]:
-        """Programs that differ; the first one alone where time matters more than speed."""
-        seen: set[str] = set()
-        for variant in self._target.variants[: 1 if self._everything else None]:
-            program = self._target.generate(own, own.outputs, variant)
+    def _add_variants(self, candidate: _Candidate) -> None:
+        """Programs that differ from the first."""
+        if candidate.by_rows:
+            return
+        own, seen = candidate.values, {candidate.program.source}
+        for variant in self._target.variants[1:]:
+            try:
+                program = self._target.generate(own, own.outputs, variant)
+            except Exception as error:  # there is the first one; but it is told
+                self.failed.append((0, f"written as {variant}: {type(error).__name__}: {error}"))
+                continue
             if program.source not in seen:
                 seen.add(program.source)
-                yield program
+                candidate.variants.append(program)
 
     def _guard(self, own: Values) -> Program | None:
         if own.guard is None:
