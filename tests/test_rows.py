@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import agree, needs_cpu_memory, needs_tiny, numbers
+from harness import agree, needs_cpu_memory, needs_tiny, numbers, python
 from torch import Tensor
 from util import DEVICE
 
@@ -100,6 +100,57 @@ def test_any_memory(kind: Callable[[str], Lists]) -> None:
 
     for _ in range(2):
         agree(program, DEVICE)
+
+
+def _broadcast(where: str) -> list[Tensor]:
+    """In one row an element for each, in another one for all."""
+    a = [torch.ones(3).to(where), torch.ones(5).to(where)]
+    torch._foreach_mul_(a, [torch.tensor([1.0, 2.0, 3.0]).to(where), torch.tensor(7.0).to(where)])
+    return a
+
+
+def _promoted(where: str) -> list[Tensor]:
+    """Dimensions say which of two types the result has."""
+    third = torch.tensor(1 / 3, dtype=torch.float64).to(where)
+    numbers_too = [torch.full((5,), 0.1).to(where), torch.full((), 0.1).to(where)]
+    halves = [torch.full((n,), 0.1).half().to(where) for n in (5, 4)]
+    large = [torch.full((1,), 1e6).to(where) for _ in halves]
+    return [*torch._foreach_mul(numbers_too, third), *torch._foreach_mul(halves, large)]
+
+
+def _by_one_of_them(where: str) -> list[Tensor]:
+    number, rest = torch.tensor(3.0).to(where), torch.ones(2).to(where)
+    torch._foreach_mul_([number, rest], number)
+    return [number, rest]
+
+
+def _numbers_alone(where: str) -> list[Tensor]:
+    parameters = [torch.full((), float(i)).to(where).requires_grad_() for i in range(6)]
+    for one in parameters:
+        one.grad = torch.ones_like(one)
+    torch.optim.Adam(parameters, fused=True).step()
+    return parameters
+
+
+@pytest.mark.parametrize("program", [_broadcast, _promoted, _by_one_of_them, _numbers_alone])
+def test_numbers_among_tensors(program: Callable[[str], list[Tensor]]) -> None:
+    for _ in range(3):
+        agree(program, DEVICE)
+
+
+def test_validation_of_views_of_one_storage() -> None:
+    python(
+        """
+import torch
+for _ in range(3):
+    parts = list(torch.arange(60.0).to("tiny").split([7, 20, 33]))
+    torch._foreach_add_(parts, 1.5)
+    torch._foreach_mul_(parts, 2.5)
+    assert torch.cat(parts).tolist() == ((torch.arange(60.0) + 1.5) * 2.5).tolist()
+""",
+        TORCH_TINY_VALIDATE="1",
+        TORCH_TINY_CACHE="",
+    )
 
 
 OPTIMIZERS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import torch
 
+from torch_tiny import schemas
+
 
 def load(hosts: list[str], numbers: str) -> None:
     """Load torch_tiny._C with one tiny device on each of `hosts`; an ImportError says how.
@@ -37,6 +39,8 @@ def _check_build() -> None:
         from torch_tiny import _build
     except ImportError as error:
         raise ImportError(f"the C++ core of torch_tiny is not built. {how_to_build()}") from error
+    if not schemas.FILE.exists():
+        raise ImportError(f"the C++ core of torch_tiny is older than the package. {how_to_build()}")
     if _minor(_build.TORCH) != _minor(torch.__version__):
         raise ImportError(
             f"the C++ core of torch_tiny was built for torch {_build.TORCH}, "

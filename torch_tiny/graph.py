@@ -331,9 +331,10 @@ def _is_true(condition: UOp) -> bool:
 
 
 def _share_memory(call: Call) -> bool:
-    """Whether storages that a row of lists writes are also another row's."""
+    """Whether storages that a row of lists writes are also another row's, or all rows'."""
     if call.length < 2:
         return False
+    alone = {arg.slot for arg in call.args if isinstance(arg, Tensor)}
     row_of: dict[int, int] = {}
     shared = set()
     for i in range(call.length):
@@ -341,7 +342,7 @@ def _share_memory(call: Call) -> bool:
         for slot in {t.slot for arg in row.args if isinstance(arg, list) for t in _listed(arg)}:
             if row_of.setdefault(slot, i) != i:
                 shared.add(slot)
-    return any(t.slot in shared for t in call.written)
+    return any(t.slot in shared | alone for t in call.written)
 
 
 def _listed(items: list[Any]) -> list[Tensor]:

@@ -72,13 +72,20 @@ def written_down(schema: Any) -> dict[str, Any]:
     return {
         "arguments": [
             [
-                *(a.name, str(a.type), str(a.real_type), a.default_value, a.N),
+                *(a.name, str(a.type), str(a.real_type), _plain(a.default_value), a.N),
                 *(bool(a.alias_info and a.alias_info.is_write), a.is_out, a.kwarg_only),
             ]
             for a in schema.arguments
         ],
         "returns": [str(one.type) for one in schema.returns],
     }
+
+
+def _plain(default: Any) -> Any:
+    """A device, say, is nothing that code is made of."""
+    if isinstance(default, list | tuple):
+        return [_plain(item) for item in default]
+    return default if isinstance(default, bool | int | float | str) else None
 
 
 _others: dict[str, Any] = {}

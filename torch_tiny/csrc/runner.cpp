@@ -272,14 +272,19 @@ void Runner::validate(const Region& region) {
   if (!run_compiled(region)) {
     return run_refused(region);
   }
+  // All are read before one is put back: several may be parts of one storage.
   size_t next = 0;
   for (const auto& buffer : region.buffers) {
     if (buffer.is_slot && buffer.is_written) {
-      auto& one = written[next++];
-      auto now = whole(buffer);
-      one.compiled = now.clone();
-      if (one.before.defined()) {
-        now.copy_(one.before);
+      written[next++].compiled = whole(buffer).clone();
+    }
+  }
+  next = 0;
+  for (const auto& buffer : region.buffers) {
+    if (buffer.is_slot && buffer.is_written) {
+      const auto& before = written[next++].before;
+      if (before.defined()) {
+        whole(buffer).copy_(before);
       }
     }
   }

@@ -14,8 +14,10 @@ from torch_tiny.engine.target import Program, Target, target_of
 from torch_tiny.graph import Group, Values, group, values
 from torch_tiny.lower import NoLowering, has_lowering, is_heavy
 from torch_tiny.trace import SCALAR_TYPE_NUMBERS, Call, Tensor, Trace, read_trace
+from torch_tiny.uops import compiling
 
 _MOST_LISTED = 4  # tensors in a list
+_NO_SHARED_LOOP = "of many tensors, which do not share a loop"
 _FEW_REGIONS = 2  # in which a program spends its time: worth trying other ways to write them
 
 
@@ -41,7 +43,11 @@ def compile_trace(
 
     everything: also what PyTorch's own kernels do better, such as matrix products.
     """
-    trace = read_trace(text)
+    with compiling():
+        return _compiled(read_trace(text), library, everything, target)
+
+
+def _compiled(trace: Trace, library: Path, everything: bool, target: str | Target) -> Plan:
     to = target_of(target) if isinstance(target, str) else target
     compiler = _Compiler(trace, everything, to)
     groups = compiler.groups()
@@ -67,6 +73,7 @@ class _Candidate:
     variants: list[Program]
     guard: Program | None
     """Tells whether the region may run: one bool into the buffer after the last."""
+    first_call: int
     by_rows: bool = False
     """Made for kinds of tensors, in one way."""
     chosen: int = 0
@@ -176,11 +183,17 @@ class _Compiler:
             why = "no lowering"
         elif not self._everything and is_heavy(call.op, [t.spec.shape for t in call.tensors]):
             why = "PyTorch's own kernel is better"
-        elif not self._everything and self._lists(call) is None and _is_long(call):
-            why = "of many tensors, which do not share a loop"
+        elif self._is_written_out(call):
+            why = _NO_SHARED_LOOP
         if why:
             self._refuse(call, why)
         return not why
+
+    def _is_written_out(self, call: Call) -> bool:
+        """Whether its code would grow with its lists; on a GPU every call's does."""
+        if self._everything or not self._target.takes_sizes:
+            return False
+        return self._lists(call) is None and _is_long(call)
 
     def _lists(self, call: Call) -> Hashable:
         """Calls on lists whose elements can share a loop are a kind of their own."""
@@ -198,6 +211,10 @@ class _Compiler:
         try:
             if one.kind is not None and self._evaluate_rows(one, needed_after):
                 return
+            if not self._everything and one.kind is not None and any(map(_is_long, one.calls)):
+                for call in one.calls:
+                    self._refuse(call, _NO_SHARED_LOOP)
+                return
             own = values(self._trace, one.calls, needed_after)
             if own.guarded and not self._target.can_check:
                 for call in own.guarded:
@@ -206,7 +223,8 @@ class _Compiler:
             key = _key(self._trace, one.calls, needed_after)
             if key not in self._by_key:
                 program = self._target.generate(own, own.outputs, self._target.variants[0])
-                self.unique.append(_Candidate(own, [program], self._guard(own)))
+                guard = self._guard(own)
+                self.unique.append(_Candidate(own, [program], guard, one.calls[0].number))
                 self._by_key[key] = len(self.unique) - 1
             self._of_group[one.calls[0].number] = (self._by_key[key], own)
         except MemoryError:
@@ -222,7 +240,8 @@ class _Compiler:
             return False
         own, program = found
         if key not in self._by_key:
-            self.unique.append(_Candidate(own, [program], None, by_rows=True))
+            first = one.calls[0].number
+            self.unique.append(_Candidate(own, [program], None, first, by_rows=True))
             self._by_key[key] = len(self.unique) - 1
         self._of_group[one.calls[0].number] = (self._by_key[key], own)
         return True
@@ -240,8 +259,11 @@ class _Compiler:
         for variant in self._target.variants[1:]:
             try:
                 program = self._target.generate(own, own.outputs, variant)
+            except MemoryError:
+                raise
             except Exception as error:  # there is the first one; but it is told
-                self.failed.append((0, f"written as {variant}: {type(error).__name__}: {error}"))
+                reason = f"written as {variant}: {type(error).__name__}: {error}"
+                self.failed.append((candidate.first_call, reason))
                 continue
             if program.source not in seen:
                 seen.add(program.source)

@@ -44,6 +44,8 @@ def compiled(
     ]
     if not all(row.is_uniform for row in rows) or _overlap(rows):
         return None
+    if all(row.size == 1 for row in rows):  # what is a number and what an element is not known
+        return None
     kinds: dict[Hashable, _Kind | None] = {}
     joined = _Joined()
     for row in rows:
@@ -77,10 +79,9 @@ class _Row:
     ) -> None:
         """numbers: which arguments of each call have one number for all of a tensor's elements."""
         self.calls = calls
-        given = (
-            (call, call.args[i]) for call, some in zip(calls, numbers, strict=True) for i in some
-        )
-        self._numbers = {_home(t) for _, arg in given for t in _listed(arg)}
+        pairs = zip(calls, numbers, strict=True)
+        alone = (call.args[i] for call, some in pairs for i in some)
+        self._numbers = {_home(t) for arg in alone for t in _listed(arg) if _is_one(t)}
         self.shape = next(_tensors(calls[0])).spec.shape
         self.size = math.prod(self.shape)
         self.homes: dict[_Home, int] = {}
@@ -88,6 +89,7 @@ class _Row:
         self.made: list[int] = []
         self.written: set[_Home] = set()
         self.items: dict[tuple[int, int], int] = {}
+        self._dtypes: set[dtype] = set()  # of several, dimensions would say which one is promoted
         described = [self._describe(call) for call in calls]
         self.kept = {
             number
@@ -96,7 +98,9 @@ class _Row:
         }
         self.key = repr((described, self.kept))
         layouts = {_layout(t.spec) for call in calls for t in _tensors(call) if self.fills(t)}
-        self.is_uniform = len(layouts) == 1 and not self._numbers & self.written
+        self.is_uniform = (
+            len(layouts) == 1 and len(self._dtypes) == 1 and not self._numbers & self.written
+        )
 
     def fills(self, tensor: Tensor) -> bool:
         """Whether it has an element for each of the row's, not one for all of them."""
@@ -107,6 +111,7 @@ class _Row:
         if home not in self.homes:
             self.homes[home] = len(self.homes)
             self.is_whole.append(self.fills(tensor))
+            self._dtypes.add(tensor.dtype)
         return self.homes[home]
 
     def _describe(self, call: Call) -> tuple[Any, ...]:
@@ -121,6 +126,8 @@ class _Row:
             return [self._described(call, item) for item in arg]
         if isinstance(arg, Tensor):
             return (self.number(arg), str(arg.dtype), self.fills(arg))
+        if isinstance(arg, Value) and not arg.is_number:
+            self._dtypes.add(arg.dtype)
         if isinstance(arg, Value) and arg.item >= 0:
             self.items[call.number, arg.index] = arg.item
             return repr(replace(arg, item=0))
@@ -140,6 +147,10 @@ def _numbers(call: Call) -> set[int]:
 def _listed(arg: Any) -> list[Tensor]:
     items = arg if isinstance(arg, list) else [arg]
     return [item for item in items if isinstance(item, Tensor)]
+
+
+def _is_one(tensor: Tensor) -> bool:
+    return math.prod(tensor.spec.shape) == 1
 
 
 def _tensors(call: Call) -> Iterator[Tensor]:

@@ -1,12 +1,10 @@
 """tinygrad's graph rewriting with a memory, while we compile.
 
 Without a context a rule's answer depends on the node alone, and nodes are shared: what a set of
-rules has made of one is noted on it, and not worked out again by the next pass or for the next
-kernel. The order in which rules are tried is tinygrad's. A program's own use of tinygrad, which may
-change settings that rules read, goes on without.
+rules has made of one is not worked out again by the next pass or for the next kernel. The order in
+which rules are tried is tinygrad's. A program's own use of tinygrad goes on without.
 """
 
-import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +12,13 @@ from typing import Any
 
 from tinygrad.helpers import Context
 from tinygrad.uop import Ops
-from tinygrad.uop.ops import PatternMatcher, RewriteContext, UOp, _rebuild_dtype
+from tinygrad.uop.ops import (
+    REWRITE_STACK_LIMIT,
+    PatternMatcher,
+    RewriteContext,
+    UOp,
+    _rebuild_dtype,
+)
 
 _SETTINGS = {"SCACHE": 0, "SPEC": 0, "PCONTIG": 0, "SPLIT_REDUCEOP": 0}
 
@@ -22,63 +26,53 @@ _SETTINGS = {"SCACHE": 0, "SPEC": 0, "PCONTIG": 0, "SPLIT_REDUCEOP": 0}
 @contextmanager
 def compiling() -> Iterator[None]:
     """What is rewritten meanwhile, by this thread, is remembered; tinygrad's settings are ours."""
-    before = getattr(_this_thread, "remembers", False)
-    _this_thread.remembers = True
+    if getattr(_this_thread, "memory", None) is not None:
+        yield
+        return
+    _this_thread.memory = {}
     try:
         with Context(**_SETTINGS):  # type: ignore[no-untyped-call]
             yield
     finally:
-        _this_thread.remembers = before
+        _this_thread.memory = None
 
 
 _this_thread = threading.local()
 _without_memory = RewriteContext.unified_rewrite
-_numbers = itertools.count()
 
 
 def _with_memory(self: Any, root: UOp) -> UOp:
-    rules = self.pm
+    memory: dict[PatternMatcher, dict[UOp, UOp]] | None = getattr(_this_thread, "memory", None)
     asks_more = self.bpm is not None or self.ctx is not None or self.enter_calls
-    if rules is None or asks_more or not getattr(_this_thread, "remembers", False):
+    if memory is None or self.pm is None or asks_more:
         return _without_memory(self, root)
-    name = _name_of(rules)
-    known: UOp | None = root.__dict__.get(name)
-    return _rewritten(root, rules, name) if known is None else known
+    return _rewritten(root, self.pm, memory.setdefault(self.pm, {}))
 
 
-def _name_of(rules: PatternMatcher) -> str:
-    """Under which a node knows what became of it."""
-    attributes = rules.__dict__
-    if "_memory" not in attributes:
-        attributes["_memory"] = f"_rewritten_{next(_numbers)}"
-    name: str = attributes["_memory"]
-    return name
-
-
-def _rewritten(root: UOp, rules: PatternMatcher, name: str) -> UOp:
+def _rewritten(root: UOp, rules: PatternMatcher, done: dict[UOp, UOp]) -> UOp:
     """First all operands, then the node: rebuilt if they changed, else as the rules say."""
-    done: dict[UOp, UOp] = {}
-    stack: list[tuple[UOp, int, UOp]] = [(root, 0, root)]
+    if (known := done.get(root)) is not None:
+        return known
+    stack: list[tuple[UOp, int, UOp]] = [(root, _BEGUN, root)]
     seen = {root}
+    called: set[UOp] = set()  # what is not looked into
     waiting: dict[UOp, list[tuple[UOp, int, UOp]]] = {}
 
     def finish(node: UOp, result: UOp) -> None:
         done[node] = result
-        node.__dict__[name] = result
         if node in waiting:
             stack.extend(waiting.pop(node))
 
     while stack:
+        if len(stack) > REWRITE_STACK_LIMIT:
+            raise RuntimeError("rules that undo each other")
         node, stage, now = stack.pop()
-        if node in done:
+        if node in done or node in called:
             continue
         if stage == _BEGUN:
-            if (known := node.__dict__.get(name)) is not None:
-                finish(node, known)
-                continue
             stack.append((node, _OPERANDS, node))
-            if _is_opaque(node):  # what is called is not looked into
-                done[node.src[0]] = node.src[0]
+            if _is_opaque(node):
+                called.add(node.src[0])
             for operand in reversed(node.src):
                 if operand not in seen:
                     seen.add(operand)
@@ -86,7 +80,8 @@ def _rewritten(root: UOp, rules: PatternMatcher, name: str) -> UOp:
         elif stage == _OPERANDS:
             operands = []
             for operand in now.src:
-                if (ready := done.get(operand)) is None:
+                ready = operand if operand in called else done.get(operand)
+                if ready is None:
                     waiting.setdefault(operand, []).append((node, _OPERANDS, now))
                     break
                 operands.append(ready)
