@@ -1,4 +1,4 @@
-"""`python -m bench`: sets up the process before torch is imported, then measures."""
+"""`python -m bench`, `python -m bench compile`: sets up the process before torch is imported."""
 
 import os
 import sys
@@ -14,6 +14,10 @@ if __name__ == "__main__":
     if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
         os.execve(sys.executable, sys.orig_argv, {**os.environ, **ENVIRONMENT})
 
-    from bench.cli import main
+    if sys.argv[1:2] == ["compile"]:
+        del sys.argv[1]
+        from bench.compiling import main
+    else:
+        from bench.cli import main
 
     sys.exit(main())

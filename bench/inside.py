@@ -112,4 +112,4 @@ def _core() -> Any:
 
 
 def _engine() -> Any:
-    return importlib.import_module("torch_tiny.engine.uop").engine
+    return importlib.import_module("torch_tiny.engine.service").engine

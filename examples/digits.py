@@ -1,7 +1,8 @@
 """Train a small network on scikit-learn's digits, on device="tiny" beside eager PyTorch on the CPU.
 
 Both train the same network from the same seed. They take turns, an epoch each, so that whatever
-else the machine does slows both down alike.
+else the machine does slows both down alike. At the end: when tiny's step was compiled, and a plot
+of both steps' times.
 """
 
 import statistics
@@ -16,8 +17,9 @@ from tqdm import tqdm
 
 import torch_tiny
 
-EPOCHS = 20
+EPOCHS = 100
 BATCH = 64
+COLUMNS = 60
 
 
 class Training:
@@ -29,10 +31,11 @@ class Training:
         self.network = network().to(device)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=1e-3)
         self.train_x, self.test_x, self.train_y, self.test_y = (t.to(device) for t in digits())
-        self.seconds: list[float] = []
+        self.milliseconds: list[float] = []
+        """Of a step, epoch by epoch."""
 
     def epoch(self, order: Tensor) -> None:
-        """Take a step for each batch; note the seconds per step."""
+        """Take a step for each batch; note the time of one."""
         batches = order.to(self.device).split(BATCH)
         start = time.perf_counter()
         for batch in batches:
@@ -41,7 +44,7 @@ class Training:
             loss.backward()
             self.optimizer.step()
         loss.item()  # waits for the device
-        self.seconds.append((time.perf_counter() - start) / len(batches))
+        self.milliseconds.append((time.perf_counter() - start) / len(batches) * 1000)
 
     @torch.no_grad()
     def accuracy(self) -> float:
@@ -72,20 +75,46 @@ def digits() -> list[Tensor]:
     return train_test_split(x, torch.tensor(labels), test_size=0.25, random_state=0)
 
 
+def plot(sides: list[Training]) -> str:
+    """The time of a step over the epochs, a row of bars for each device, on one scale."""
+    width = max(1, len(sides[0].milliseconds) // COLUMNS)
+    rows = [
+        [statistics.median(one.milliseconds[i : i + width]) for i in range(0, EPOCHS, width)]
+        for one in sides
+    ]
+    top = sorted(max(row) for row in zip(*rows, strict=True))[-2]  # the first step is slow
+    lines = []
+    for one, row in zip(sides, rows, strict=True):
+        bars = "".join("▁▂▃▄▅▆▇█"[min(7, int(7.99 * value / top))] for value in row)
+        lines.append(f"{one.device:5} {bars}")
+    return "\n".join((*lines, f"{'':5} epoch 1 {'':{max(0, len(rows[0]) - 17)}}epoch {EPOCHS}"))
+
+
 def main() -> None:
     tiny, cpu = Training("tiny"), Training("cpu")
+    start, compiled, seen = time.perf_counter(), None, 0
     with tqdm(range(EPOCHS), desc="training on tiny and cpu", unit="epoch") as bar:
-        for _ in bar:
+        for number in bar:
             order = torch.randperm(len(tiny.train_x))
             for training in (tiny, cpu):
                 training.epoch(order)
+            report = torch_tiny.report()
+            if report.compiles + report.cache_hits > seen:
+                seen = report.compiles + report.cache_hits
+                compiled = number + 1, time.perf_counter() - start
             bar.set_postfix(accuracy=f"{tiny.accuracy():.1%}")
 
-    print(f"\n{'':8}{'accuracy':>10}{'ms per step':>14}")
-    for training in (tiny, cpu):
-        step = statistics.median(training.seconds)
-        print(f"{training.device:8}{training.accuracy():>10.1%}{step * 1000:>14.2f}")
-    print(f"\n{torch_tiny.report()}")
+    print(f"\n{torch_tiny.report()}\n")
+    print(f"{plot([tiny, cpu])}\n")
+    early = min(5, EPOCHS)
+    print(f"{'':8}{'accuracy':>10}{'ms a step, first epochs':>26}{'last':>8}")
+    for one in (tiny, cpu):
+        first = statistics.median(one.milliseconds[:early])
+        last = statistics.median(one.milliseconds[-EPOCHS // 4 :])
+        print(f"{one.device:8}{one.accuracy():>10.1%}{first:>26.2f}{last:>8.2f}")
+    if compiled is not None:
+        epoch, seconds = compiled
+        print(f"\ncompiled in the background by epoch {epoch}, {seconds:.1f} s after the start")
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ def portable(request: pytest.FixtureRequest) -> str:
 def everything_compiled() -> Iterator[None]:
     """As with TORCH_TINY_ENGINE=uop, for the tests of a file."""
     from torch_tiny import _C
+    from torch_tiny.engine.service import Engine
     from torch_tiny.engine.settings import Settings
-    from torch_tiny.engine.uop import Engine
 
     engine = Engine(Settings("uop", False, None))
     engine.start()

@@ -1,4 +1,4 @@
-"""Where a CudaProgram can run: a GPU, in PyTorch's context, or a slow emulation on the CPU."""
+"""Where a program for CUDA can run: a GPU, in PyTorch's context, or a slow emulation on the CPU."""
 
 import ctypes
 import hashlib
@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from torch_tiny.engine import cuda
+from torch_tiny.engine.codegen_home import Program
 
 HEADER = Path(__file__).parent / "cuda_emulator.h"
 C_KINDS = {torch.float64: ctypes.c_double, torch.int64: ctypes.c_longlong}
@@ -28,14 +29,16 @@ def arguments(kernel: cuda.CudaKernel, memory: Sequence[torch.Tensor], scratch, 
 class Machine:
     device = "cpu"
 
-    def load(self, program: cuda.CudaProgram) -> None:
+    def load(self, program: Program[cuda.CudaKernel]) -> None:
         """Makes ready what `launch` starts."""
         raise NotImplementedError
 
     def launch(self, kernel: cuda.CudaKernel, values) -> None:
         raise NotImplementedError
 
-    def run(self, program: cuda.CudaProgram, memory, scalars: Set[int] = frozenset()) -> None:
+    def run(
+        self, program: Program[cuda.CudaKernel], memory, scalars: Set[int] = frozenset()
+    ) -> None:
         """Runs a program in place on `memory`, tensors of this device; scalars are on the CPU."""
         scratch = [
             torch.full((max(n, 16),), 0xAB, dtype=torch.uint8, device=self.device)
@@ -60,7 +63,7 @@ class Gpu(Machine):
         self.arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
         self.functions: dict[str, ctypes.c_void_p] = {}
 
-    def load(self, program: cuda.CudaProgram) -> None:
+    def load(self, program: Program[cuda.CudaKernel]) -> None:
         module = ctypes.c_void_p()
         self.check(
             self.driver.cuModuleLoadData(
@@ -97,7 +100,7 @@ class Emulator(Machine):
         self.folder = folder
         self.library: ctypes.CDLL | None = None
 
-    def load(self, program: cuda.CudaProgram) -> None:
+    def load(self, program: Program[cuda.CudaKernel]) -> None:
         text = program.source
         for given, ours in (
             ('asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));', "from_half(half)"),

@@ -3,7 +3,8 @@
 With TORCH_TINY_ENGINE=uop they are refused by name.
 """
 
-from torch_tiny.lower import complex_linalg, complex_spectral, linalg, spectral
+from torch_tiny.lower import linalg, spectral
+from torch_tiny.lower.rule import Rule
 
 _REASONS = {
     "what the result looks like depends on data: they run at once": """
@@ -57,6 +58,6 @@ REASONS = {
 
 # These have one for real numbers only.
 _REAL_ONLY = "_logcumsumexp cumprod logaddexp logspace.out renorm scatter.reduce"
-_OF_REAL = {*linalg.TABLE, *spectral.TABLE}
-_OF_COMPLEX = {*complex_linalg.TABLE, *complex_spectral.TABLE}
-REAL_ONLY = {f"aten::{name}" for name in (*_REAL_ONLY.split(), *(_OF_REAL - _OF_COMPLEX))}
+_MATRICES = {**linalg.TABLE, **spectral.TABLE}
+_REAL_MATRICES = [n for n, row in _MATRICES.items() if isinstance(row, Rule) and not row.complex]
+REAL_ONLY = {f"aten::{name}" for name in (*_REAL_ONLY.split(), *_REAL_MATRICES)}

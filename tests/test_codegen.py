@@ -546,3 +546,16 @@ def test_random_programs(compute, seed):
     got = compute(fn, *tensors, into={0: 0, 1: 2}, variant=codegen.VARIANTS[seed % 3])
     for g, w in zip(got, fn(*tensors), strict=True):
         close(g, w.contiguous(), 1e-4, 1e-4)
+
+
+def test_values_used_at_several_places_are_not_written_out_again_and_again() -> None:
+    """Each step reads the one before at two places, and so on: twice as much with every step."""
+
+    def size(steps: int) -> int:
+        value = buffer_param(0, dtypes.float32, 64)
+        for _ in range(steps):
+            value = value + value.flip((0,)) * 3.0 + value.shrink(((1, 64),)).pad(((0, 1),))
+        program = codegen.generate([(dtypes.float32, 64)] * 2, {1: value})
+        return len(program.source)
+
+    assert size(24) < 2.5 * size(12)

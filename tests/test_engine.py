@@ -3,6 +3,7 @@
 Each program runs in a process of its own, with a cache of its own, in the mode it is about.
 """
 
+import hashlib
 import textwrap
 from pathlib import Path
 
@@ -15,11 +16,11 @@ SETTLE = """
 import time
 import torch
 from torch_tiny import _C
-from torch_tiny.engine import uop
+from torch_tiny.engine import service
 
 def settled():
     undecided = [r for p in _C.plans(0) for r in p["regions"] if not r["engine"]]
-    return uop.engine.counts.waiting == 0 and _C.plans(0) and not undecided
+    return service.engine.counts.waiting == 0 and _C.plans(0) and not undecided
 
 def step_until(condition, step, seconds=100):
     end = time.monotonic() + seconds
@@ -27,7 +28,7 @@ def step_until(condition, step, seconds=100):
         step()
         torch.tiny.synchronize()
         time.sleep(0.001)  # the worker needs a core too
-        assert time.monotonic() < end, uop.engine.counts
+        assert time.monotonic() < end, service.engine.counts
 """
 
 
@@ -77,13 +78,13 @@ def test_six_hot_functions_are_six_compiles(cache: Path) -> None:
 for rows, columns in [(2, 3), (64, 100), (128, 7), (1, 1000), (33, 333), (256, 64)]:
     x = torch.randn(rows, columns)
     y = x.to("tiny")
-    done = uop.engine.counts.compiles + 1
+    done = service.engine.counts.compiles + 1
     def step():
         e = torch.exp(y - y.amax(1, keepdim=True))
         torch.testing.assert_close((e / e.sum(1, keepdim=True)).cpu(), x.softmax(1))
-    step_until(lambda: uop.engine.counts.compiles == done and settled(), step)
-assert uop.engine.counts.compiles == 6, uop.engine.counts
-assert uop.engine.counts.failures == 0, uop.engine.counts
+    step_until(lambda: service.engine.counts.compiles == done and settled(), step)
+assert service.engine.counts.compiles == 6, service.engine.counts
+assert service.engine.counts.failures == 0, service.engine.counts
 """,
         cache,
     )
@@ -101,7 +102,7 @@ other, expected = make("cpu")
 for _ in losses:
     other()
 torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=2e-3, atol=1e-4)
-assert uop.engine.counts.compiles >= 1, uop.engine.counts
+assert service.engine.counts.compiles >= 1, service.engine.counts
 assert any(r["engine"] == "uop" for p in _C.plans(0) for r in p["regions"])
 """,
         cache,
@@ -114,11 +115,11 @@ def test_a_schedule_of_learning_rates_compiles_once(cache: Path) -> None:
         + """
 step, losses = make("tiny")
 step_until(settled, step)
-before = uop.engine.counts.compiles
+before = service.engine.counts.compiles
 for _ in range(1000):
     step()
 step_until(settled, step)
-assert uop.engine.counts.compiles == before <= 4, (before, uop.engine.counts)
+assert service.engine.counts.compiles == before <= 4, (before, service.engine.counts)
 """,
         cache,
     )
@@ -129,8 +130,8 @@ def test_the_next_process_compiles_nothing(cache: Path) -> None:
         TRAINING
         + """
 step, losses = make("tiny")
-step_until(lambda: settled() and not uop.engine._undecided, step)
-print(uop.engine.counts.compiles, uop.engine.counts.cache_hits)
+step_until(lambda: settled() and not service.engine._undecided, step)
+print(service.engine.counts.compiles, service.engine.counts.cache_hits)
 """
     )
     compiles, hits = map(int, auto(program, cache).split())
@@ -148,7 +149,7 @@ def test_a_damaged_cache_is_made_anew(cache: Path) -> None:
     step_until(settled, lambda: results.append((x * 2 + 1).tanh().sum().item()))
     expected = (torch.arange(1000.0) * 2 + 1).tanh().sum().item()
     torch.testing.assert_close(torch.tensor(results), torch.full((len(results),), expected))
-    print(uop.engine.counts.compiles)
+    print(service.engine.counts.compiles)
     """
     assert auto(program, cache).strip() == "1"
     for file in cache.iterdir():
@@ -162,7 +163,7 @@ def test_a_cache_that_others_can_write_is_not_trusted(cache: Path) -> None:
     program = """
     x = torch.arange(1000.0, device="tiny")
     step_until(settled, lambda: (x * 2 + 1).sin().sum().item())
-    print(uop.engine.counts.compiles)
+    print(service.engine.counts.compiles)
     """
     assert auto(program, cache).strip() == "1"
     cache.chmod(0o777)
@@ -175,7 +176,7 @@ def test_a_cache_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> No
     program = """
     x = torch.arange(1000.0, device="tiny")
     step_until(settled, lambda: (x * 2 + 1).cos().sum().item())
-    print(uop.engine.counts.compiles)
+    print(service.engine.counts.compiles)
     """
     assert auto(program, blocked / "cache", provokes="Not a directory").strip() == "1"
 
@@ -206,7 +207,7 @@ def test_two_processes_share_a_cache(cache: Path) -> None:
     step_until(settled, lambda: results.append((x * 3 - 1).exp().log().sum().item()))
     expected = (torch.arange(5000.0) * 3 - 1).exp().log().sum().item()
     torch.testing.assert_close(torch.tensor(results), torch.full((len(results),), expected))
-    print(uop.engine.counts.compiles, flush=True)
+    print(service.engine.counts.compiles, flush=True)
     if len(sys.argv) == 1:
         assert other.wait(60) == 0
     """
@@ -220,15 +221,34 @@ import os, signal
 x = torch.arange(1000.0, device="tiny")
 def first():
     assert (x + 1).sum().item() == 500500
-step_until(lambda: uop.engine._worker.pid is not None, first)
-os.kill(uop.engine._worker.pid, signal.SIGKILL)
-step_until(lambda: uop.engine.counts.failures == 1, first)
+step_until(lambda: service.engine._workers._all[0].pid is not None, first)
+os.kill(service.engine._workers._all[0].pid, signal.SIGKILL)
+step_until(lambda: service.engine.counts.failures == 1, first)
 def second():
     assert (x * 2).sum().item() == 999000
-step_until(lambda: uop.engine.counts.compiles == 1 and settled(), second)
+step_until(lambda: service.engine.counts.compiles == 1 and settled(), second)
 """,
         cache,
         provokes="the worker ended",
+    )
+
+
+def test_several_workers_compile_at_a_time(cache: Path) -> None:
+    auto(
+        """
+workers = service.engine._workers._all
+assert len(workers) == 3
+sizes = range(1000, 1006)
+def step():
+    for size in sizes:
+        x = torch.arange(float(size), device="tiny")
+        assert (x * 2 + size).sum().item() == size * (size - 1) + size * size
+step_until(lambda: service.engine.counts.compiles == len(sizes) and settled(), step)
+assert sum(worker.pid is not None for worker in workers) > 1
+assert service.engine.counts.failures == 0
+""",
+        cache,
+        TORCH_TINY_WORKERS="3",
     )
 
 
@@ -240,9 +260,9 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 x = torch.arange(1000.0, device="tiny")
 def step():
     assert (x + 1).sum().item() == 500500
-step_until(lambda: uop.engine.counts.failures >= 1, step)
+step_until(lambda: service.engine.counts.failures >= 1, step)
 step()
-assert uop.engine.counts.last_failure
+assert service.engine.counts.last_failure
 """,
         cache,
         provokes="compiling failed",
@@ -259,7 +279,7 @@ if child == 0:
 os.waitpid(child, 0)
 x = torch.arange(100.0, device="tiny")
 step_until(settled, lambda: (x * 2).sum().item())
-assert uop.engine.counts.compiles == 1, uop.engine.counts
+assert service.engine.counts.compiles == 1, service.engine.counts
 """,
         cache,
     )
@@ -275,7 +295,7 @@ def step():
     assert torch.softmax(x * 2, -1).sum().item() > 0
 for _ in range(199):
     step()
-assert uop.engine.counts.compiles == 0  # seen once each: not hot
+assert service.engine.counts.compiles == 0  # seen once each: not hot
 """,
         cache,
     )
@@ -435,3 +455,91 @@ def test_without_a_compiler_everything_runs_and_the_user_is_told(
         PATH=str(tmp_path / "bin"),
     )
     assert "gcc" in out
+
+
+LAYERS = """
+import torch_tiny
+from torch.nn import functional as F
+
+class Net(torch.nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(layers))
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(32) for _ in range(layers))
+    def forward(self, x):
+        for layer, norm in zip(self.layers, self.norms):
+            x = x + F.gelu(layer(norm(x)))
+        return x
+
+def play(layers, extra=False):
+    torch.manual_seed(0)
+    net = Net(layers).to("tiny")
+    x = torch.randn(8, 32).to("tiny")
+    def step():
+        loss = net(x).square().mean()
+        loss.backward()
+        if extra:
+            (loss * 3).tanh().item()
+        loss.item()
+        net.zero_grad()
+    done = service.engine.counts.compiles
+    step_until(lambda: service.engine.counts.compiles > done and settled(), step)
+"""
+
+
+def test_equal_layers_are_compiled_once(cache: Path) -> None:
+    """And so are those of another trace, also of another process."""
+    program = (
+        LAYERS
+        + """
+counts = service.engine.counts
+play(3)
+first = counts.regions
+play(12)
+assert counts.regions == first, counts
+play(3, extra=True)
+assert first < counts.regions <= first + 2, counts
+shared = [r["code"] for p in _C.plans(0) for r in p["regions"]]
+assert len(set(shared)) < len(shared) / 2
+print(first, counts.regions)
+"""
+    )
+    first, regions = map(int, auto(program, cache).split())
+    assert 0 < first < regions
+    other = LAYERS + "play(7); print(service.engine.counts.compiles, service.engine.counts.regions)"
+    compiles, regions = map(int, auto(other, cache).split())
+    assert compiles > 0
+    assert regions == 0
+
+
+def test_code_that_does_not_load_is_made_anew(cache: Path) -> None:
+    """As of another system, whole and in its place."""
+    program = """
+x = torch.arange(1000.0, device="tiny")
+step_until(settled, lambda: (x * 2 + 1).tanh().sum().item())
+print(service.engine.counts.compiles, service.engine.counts.regions)
+"""
+    assert auto(program, cache).split() == ["1", "1"]
+    (region,) = cache.glob("*.region")
+    rest = region.read_bytes().partition(b"\n")[2]
+    code = rest.partition(b"\n")[0] + b"\n" + b"no shared object"
+    region.write_bytes(hashlib.sha256(code).hexdigest().encode() + b"\n" + code)
+    assert auto(program, cache).split() == ["1", "1"]
+    assert auto(program, cache).split() == ["0", "0"]
+
+
+def test_a_plan_of_many_regions_needs_few_files(cache: Path) -> None:
+    program = (
+        LAYERS
+        + """
+import os, resource
+net = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(n, n + 1), torch.nn.GELU())
+    for n in range(8, 38))).to("tiny")
+x = torch.randn(4, 8).to("tiny")
+most = len(os.listdir("/proc/self/fd")) + 16
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+step_until(lambda: service.engine.counts.compiles and settled(), lambda: net(x).sum().item())
+assert service.engine.counts.regions >= 30, service.engine.counts
+"""
+    )
+    auto(program, cache)

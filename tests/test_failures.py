@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,32 +23,45 @@ TRACE = (
 )
 
 
-def test_a_fault_in_a_lowering_is_no_missing_lowering(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from torch_tiny import graph
+def test_a_fault_in_a_lowering_is_no_missing_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_tiny import values
     from torch_tiny.engine.compile import compile_trace
 
-    original = graph.lower
+    original = values.lower
 
     def faulty(op: str, *args: Any, **kwargs: Any) -> Any:
         if op == "aten::cos":
             raise IndexError("a fault")
         return original(op, *args, **kwargs)
 
-    monkeypatch.setattr(graph, "lower", faulty)
-    plan = compile_trace(TRACE, tmp_path / "library.so")
+    monkeypatch.setattr(values, "lower", faulty)
+    plan = compile_trace(TRACE).plan
     assert plan.failed == [(1, "aten::cos: IndexError: a fault")]
-    assert [region["calls"] for region in plan.regions] == [[0]]
+    assert [region.calls for region in plan.regions] == [[0]]
+
+
+def test_a_region_that_gcc_finds_no_end_of_is_given_up_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch_tiny.engine import codegen
+    from torch_tiny.engine.compile import compile_trace
+
+    endless = ("sh", "-c", "while :; do :; done", "-x")
+    monkeypatch.setattr(codegen, "GCC_CPU_SECONDS", 1)
+    monkeypatch.setattr(codegen, "GCC", endless)
+    plan = compile_trace(TRACE).plan
+    assert plan.failed == [(0, "sin_cos: gcc did not end within 1 s of processor time")]
+    assert not plan.regions
 
 
 def test_a_failed_call_is_counted_at_its_line() -> None:
     out = python(
         """
         import torch, torch_tiny
-        from torch_tiny.engine.uop import Counts
+        from torch_tiny.engine.service import Counts
         counts = Counts()
-        made = {"not_lowered": {}, "failed": [[1, "aten::cos: IndexError: a fault"]]}
+        from torch_tiny.engine.plan import Plan
+        made = Plan([], [], {}, [(1, "aten::cos: IndexError: a fault")])
         counts.note_plan(made, ["a.py:1", "b.py:2"])
         print(counts.failures, *torch_tiny.report().failures)
         """,
@@ -78,10 +90,10 @@ def test_failures_may_be_told_while_they_are_listed() -> None:
 @pytest.mark.provokes("compile")
 @pytest.mark.filterwarnings("ignore::torch_tiny.failures.FailureWarning")
 def test_the_thread_that_compiles_outlives_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch_tiny.engine import uop
+    from torch_tiny.engine import service
     from torch_tiny.engine.settings import Settings
 
-    engine = uop.Engine(Settings("auto", False, None))
+    engine = service.Engine(Settings("auto", False, None))
     jobs: list[Any] = [(99, 0, "", ["a.py:1"]), RuntimeError("no job"), None]
 
     def next_job(_: float) -> Any:
@@ -92,10 +104,10 @@ def test_the_thread_that_compiles_outlives_faults(monkeypatch: pytest.MonkeyPatc
             raise job
         return job
 
-    core = SimpleNamespace(next_job=next_job, device_host=uop._C.device_host)
-    monkeypatch.setattr(uop, "_C", core)
-    monkeypatch.setattr(uop, "_POLL", 0)
-    engine._serve()
+    core = SimpleNamespace(next_job=next_job, device_host=service._C.device_host)
+    monkeypatch.setattr(service, "_C", core)
+    monkeypatch.setattr(service, "_POLL", 0)
+    engine._serve(is_first=True)
     assert not jobs
     assert engine.counts.waiting == 0
     assert engine.counts.failures == 1  # there is no device 99
@@ -108,9 +120,9 @@ def test_a_report_needs_no_tinygrad_and_bears_new_notes_meanwhile() -> None:
         import sys, threading
         sys.modules["tinygrad"] = None
         import torch, torch_tiny
-        from torch_tiny.engine import uop
+        from torch_tiny.engine import service
         sys.setswitchinterval(1e-5)
-        notes = uop.engine.counts.not_lowered
+        notes = service.engine.counts.not_lowered
         notes.update((f"old{i}", "") for i in range(20_000))
         done = threading.Event()
         def note():
@@ -136,20 +148,21 @@ def test_a_compile_under_way_is_reported_but_not_in_a_forked_child() -> None:
     out = python(
         """
         import os, threading, torch, torch_tiny
-        from torch_tiny.engine import uop
+        from torch_tiny.engine import service
+        from torch_tiny.engine.plan import Made, Plan
         asked, answered = threading.Event(), threading.Event()
         def compile(*_):
             asked.set()
             answered.wait(60)
-            return {"steps": [], "regions": [], "not_lowered": {}, "failed": []}, b""
-        uop.engine._worker.compile = compile
+            return Made(Plan([], [], {}, []), {})
+        service.engine._workers.compile = compile
         x = torch.ones(9, device="tiny")
         for _ in range(4):
             x.sin().cpu()
         assert asked.wait(60)
         child = os.fork()
         if child == 0:
-            counts = uop.engine.counts
+            counts = service.engine.counts
             os._exit(counts.seconds_compiling > 0 or counts.waiting)
         assert os.waitpid(child, 0)[1] == 0
         under_way = [torch_tiny.report().seconds_compiling for _ in range(2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import multiprocessing
 import os
 import random
@@ -22,6 +23,8 @@ import pytest
 from harness import ROOT, environment, needs_cpu_memory, needs_tiny
 from test_engine import SETTLE, auto
 
+from torch_tiny.engine.plan import Code, Plan
+
 pytestmark = [needs_tiny, needs_cpu_memory]
 
 HOT = """
@@ -38,15 +41,18 @@ class Hot:
 
 def compiled(size):
     \"\"\"Play one until it was compiled.\"\"\"
-    done = uop.engine.counts.compiles + 1
-    step_until(lambda: uop.engine.counts.compiles == done and settled(), Hot(size))
+    done = service.engine.counts.compiles + 1
+    step_until(lambda: service.engine.counts.compiles == done and settled(), Hot(size))
 
 def failed(size):
     \"\"\"Play one until compiling it failed; why.\"\"\"
-    done = uop.engine.counts.failures + 1
-    step_until(lambda: uop.engine.counts.failures == done, Hot(size))
-    return uop.engine.counts.last_failure
+    done = service.engine.counts.failures + 1
+    step_until(lambda: service.engine.counts.failures == done, Hot(size))
+    return service.engine.counts.last_failure
 """
+
+EMPTY = Plan([], [], {}, [])
+CODE = (Code([], [], [], [], [], [], ""), b"code")
 
 # A worker that starts at once and compiles nothing: the package is there but not imported.
 QUICK = f"""
@@ -54,9 +60,10 @@ import sys, types
 package = sys.modules["torch_tiny"] = types.ModuleType("torch_tiny")
 package.__path__ = [{str(ROOT / "torch_tiny")!r}]
 compile = sys.modules["torch_tiny.engine.compile"] = types.ModuleType("compile")
-def compile_trace(trace, library, everything, target):
-    library.write_bytes(trace.encode() * 100_000)
-    return types.SimpleNamespace(steps=[])
+def compile_trace(trace, *_):
+    from torch_tiny.engine.plan import Code, Made, Plan
+    code = Code([], [], [], [], [], [], "")
+    return Made(Plan([], [], {{}}, []), {{"key": (code, trace.encode() * 100_000)}})
 compile.compile_trace = compile_trace
 """
 
@@ -99,7 +106,7 @@ def test_a_gcc_that_fails_is_told_and_passes(tmp_path: Path, cache: Path) -> Non
 gcc = Path({str(gcc)!r})
 for number, (script, reason) in enumerate({FAULTS!r}.items()):
     gcc.write_text("#!/bin/sh\\n" + script)
-    assert reason in failed(100 + number), uop.engine.counts
+    assert reason in failed(100 + number), service.engine.counts
 gcc.unlink()  # the real one comes next in the PATH
 compiled(200)
 """,
@@ -124,12 +131,12 @@ gcc, real = Path({str(tmp_path / "bin" / "gcc")!r}), Path({str(tmp_path / "bin" 
 gcc.rename(real)
 compiled(50)  # starting the worker takes its time
 real.rename(gcc)
-uop.engine._worker.seconds = 10
-assert "no answer within 10 s" in failed(100), uop.engine.counts
+service.engine._workers._all[0].seconds = 10
+assert "no answer within 10 s" in failed(100), service.engine.counts
 hanging = int(Path({str(tmp_path / "pid")!r}).read_text())
 process = Path(f"/proc/{{hanging}}/stat")
 assert not process.exists() or ") Z" in process.read_text()
-uop.engine._worker.seconds = 300
+service.engine._workers._all[0].seconds = 300
 gcc.unlink()
 compiled(200)
 """,
@@ -157,7 +164,7 @@ def test_nothing_outlives_the_program(ending: str, tmp_path: Path, cache: Path) 
     program = f"""
 step_until(Path({str(tmp_path / "pid")!r}).exists, Hot(100))
 {child if ending == "killed" else ""}
-print(uop.engine._worker.pid, {"child" if ending == "killed" else 0}, flush=True)
+print(service.engine._workers._all[0].pid, {"child" if ending == "killed" else 0}, flush=True)
 {ENDINGS[ending]}
 """
     settings = {"TORCH_TINY_ENGINE": "auto", "TORCH_TINY_CACHE": str(cache), "PATH": path}
@@ -266,7 +273,7 @@ def why_no_mounts() -> str:
     [
         ("noexec", "compiled(100)"),
         ("ro", "compiled(100)"),  # then there is another one
-        ("size=8k", 'assert "No space left" in failed(100), uop.engine.counts'),
+        ("size=8k", 'assert "No space left" in failed(100), service.engine.counts'),
     ],
 )
 def test_an_odd_temporary_folder(options: str, program: str, tmp_path: Path, cache: Path) -> None:
@@ -320,7 +327,7 @@ def test_what_a_killed_program_left_unfinished_goes_first(tmp_path: Path) -> Non
     (tmp_path / "left.lock").touch()
     files = PlanFiles(tmp_path, most_bytes=500)
     with files.alone("held", threading.Event(), 1):
-        assert files.store("key", {"regions": []}, b"code") == ""
+        assert files.store("key", EMPTY) == ""
         assert sorted(path.name for path in tmp_path.iterdir()) == ["held.lock", "key.plan"]
 
 
@@ -333,27 +340,36 @@ def test_a_cache_that_can_only_be_read_is_used(
         raise OSError(errno.EROFS, "Read-only file system")
 
     files = PlanFiles(cache)
-    assert files.store("key", {"regions": [{"engine": ""}]}, b"code") == ""
+    assert files.store("key", EMPTY) == files.store_code("region", *CODE) == ""
     monkeypatch.setattr(os, "utime", read_only)
-    assert files.load("key") == ({"regions": [{"engine": ""}]}, b"code")
+    assert files.load("key") == (EMPTY, {})
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", read_only)
-    assert "Read-only file system" in files.decide("key", ["uop"])
+    assert "Read-only file system" in files.decide("region", 1, "uop", False)
 
 
-def test_a_plan_that_another_process_made_anew_is_not_decided(cache: Path) -> None:
+def test_a_plan_is_there_with_all_its_regions(cache: Path) -> None:
+    """What was decided of one holds for so many threads, wherever it stands."""
     from torch_tiny.engine.cache import PlanFiles
+    from torch_tiny.engine.plan import Place, Plan
 
     files = PlanFiles(cache)
-    assert files.store("key", {"regions": [{"engine": ""}]}, b"code") == ""
-    assert files.decide("key", ["uop", "aten"]) == ""
-    assert files.load("key") == ({"regions": [{"engine": ""}]}, b"code")
-    assert files.decide("key", ["uop"]) == ""
-    assert files.load("key") == ({"regions": [{"engine": "uop"}]}, b"code")
+    places = [Place(code, "add", [0], [0]) for code in ("one", "two", "one")]
+    plan = Plan([[-1, 0, []]], places, {}, [])
+    assert files.store("key", plan) == files.store_code("one", *CODE) == ""
+    assert files.load("key") is None
+    assert files.decide("two", 1, "uop", False) == ""  # another process has dropped it
+    assert files.store_code("two", *CODE) == ""
+    assert files.load("key") == (plan, {"one": CODE, "two": CODE})
+    assert files.decide("two", 1, "uop", False) == files.decide("two", 2, "aten", False) == ""
+    assert files.decide("two", 1, "aten", True) == ""  # of other code
+    loaded = files.load("key")
+    assert loaded is not None
+    assert loaded[1]["two"][0].engines == {"1": "uop", "2": "aten"}
 
 
 def test_a_worker_killed_or_stopped_100_times() -> None:
     """At random, between jobs and in them: each job is answered rightly or fails by name."""
-    from torch_tiny.engine.worker import Worker, WorkerError
+    from torch_tiny.engine.worker import Job, Worker, WorkerError
 
     with pytest.MonkeyPatch.context() as patch:
         start_quickly(patch)
@@ -374,7 +390,7 @@ def test_a_worker_killed_or_stopped_100_times() -> None:
             else:
                 worker.seconds = 3
             try:
-                _, library = worker.compile(str(number), False, "cpu")
+                _, library = worker.compile(Job(str(number), False, "cpu")).built["key"]
                 assert library == str(number).encode() * 100_000
                 answered += 1
             except WorkerError as error:
@@ -386,10 +402,31 @@ def test_a_worker_killed_or_stopped_100_times() -> None:
         if worker.pid is not None:
             _signal(worker.pid, signal.SIGCONT)
         worker.stop()
-        assert worker.compile("x", False, "cpu")[1] == b"x" * 100_000
+        assert worker.compile(Job("x", False, "cpu")).built["key"][1] == b"x" * 100_000
         worker.stop()
         assert answered > 20
         assert failed > 10
+
+
+def test_a_worker_that_gets_no_processor_is_replaced_by_one_that_does_not_give_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one is that the program leaves no core idle for; here it is stopped."""
+    from torch_tiny.engine import worker as module
+
+    start_quickly(monkeypatch)
+    worker = module.Worker(seconds=60)
+    assert worker.compile(module.Job("x", False, "cpu")).built["key"][1] == b"x" * 100_000
+    first = worker.pid
+    assert first is not None
+    assert os.sched_getscheduler(first) == os.SCHED_IDLE
+    os.kill(first, signal.SIGSTOP)
+    monkeypatch.setattr(module, "_FAIR_WAIT", 0.5)  # not for the start, on a busy machine
+    assert worker.compile(module.Job("y", False, "cpu")).built["key"][1] == b"y" * 100_000
+    assert worker.pid is not None
+    assert worker.pid != first
+    assert os.sched_getscheduler(worker.pid) != os.SCHED_IDLE
+    worker.stop()
 
 
 def test_a_worker_that_cannot_import_its_compiler_says_why(
@@ -402,7 +439,7 @@ def test_a_worker_that_cannot_import_its_compiler_says_why(
     monkeypatch.setattr(module, "_paths", lambda: [str(tmp_path), *paths])
     worker = module.Worker()
     with pytest.raises(module.WorkerError, match="tinygrad is broken"):
-        worker.compile("x", False, "cpu")
+        worker.compile(module.Job("x", False, "cpu"))
     worker.stop()
 
 
@@ -411,7 +448,8 @@ def test_a_worker_whose_answer_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch
 
     start_quickly(monkeypatch)
     running = module._Running()
-    running.socket.sendall(b'{"trace": "x", "everything": false, "target": "cpu"}\n')
+    job = {**vars(module.Job("x", False, "cpu")), "schemas": {}}
+    running.socket.sendall(json.dumps(job).encode() + b"\n")
     running.socket.recv(1)
     running.socket.close()
     assert running.process.wait(20) == -signal.SIGKILL
@@ -426,16 +464,17 @@ signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 def look(*_):
     command = 'echo "$DEBUG"; exit 3'
     child = subprocess.run(command, shell=True, capture_output=True, text=True)
-    return types.SimpleNamespace(
-        limits=resource.getrlimit(resource.RLIMIT_DATA), debug=os.getenv("DEBUG"),
+    from torch_tiny.engine.plan import Made, Plan
+    found = dict(limits=resource.getrlimit(resource.RLIMIT_DATA), debug=os.getenv("DEBUG"),
         status=child.returncode, said=child.stdout)
+    return Made(Plan([], [], found, []), {})
 compile.compile_trace = look
 """
 
 
 def test_a_worker_in_odd_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lower limits, ignored signals, no current folder, a variable that tinygrad would parse."""
-    from torch_tiny.engine.worker import Worker
+    from torch_tiny.engine.worker import Job, Worker
 
     start_quickly(monkeypatch, LOOK)
     monkeypatch.setenv("DEBUG", "true")
@@ -443,7 +482,7 @@ def test_a_worker_in_odd_surroundings(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     worker = Worker(20)
-    plan, _ = worker.compile("x", False, "cpu")
+    plan = worker.compile(Job("x", False, "cpu")).plan.not_lowered
     worker.stop()
     assert plan["limits"] == [4 << 30, 4 << 30]
     assert plan["debug"] is None
@@ -497,7 +536,7 @@ def test_ten_processes_compile_a_plan_once(cache: Path) -> None:
                 (cache / f"compiled by {os.getpid()}").touch()
                 if dies:
                     os.kill(os.getpid(), signal.SIGKILL)
-                files.store("key", {"regions": []}, b"code")
+                files.store("key", EMPTY)
         assert files.load("key") is not None
 
     context = multiprocessing.get_context("fork")
@@ -542,8 +581,8 @@ def test_a_plan_put_in_place_by_a_link_is_not_trusted(tmp_path: Path, cache: Pat
     from torch_tiny.engine.cache import PlanFiles
 
     files = PlanFiles(cache)
-    assert files.store("key", {"regions": []}, b"code") == ""
-    assert files.load("key") == ({"regions": []}, b"code")
+    assert files.store("key", EMPTY) == ""
+    assert files.load("key") == (EMPTY, {})
     (cache / "key.plan").rename(tmp_path / "elsewhere")
     (cache / "key.plan").symlink_to(tmp_path / "elsewhere")
     assert files.load("key") is None

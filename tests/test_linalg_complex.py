@@ -101,6 +101,31 @@ def test_factorizations(family: Callable[[Tensor], list[Tensor]], shape: tuple[i
             assert (mine.cpu() - exact).abs().max() <= allowed
 
 
+def solved(x: Tensor) -> list[Tensor]:
+    positive = x @ x.mH + 40 * torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    right, lu = x[:, :2], linalg.lu_factor_ex(x)
+    lower = linalg.cholesky_ex(positive)[0]
+    return [
+        lower,
+        linalg.cholesky_ex(positive, upper=True)[0],
+        torch.cholesky_solve(right, lower),
+        *lu,
+        linalg.lu_solve(*lu[:2], right),
+        linalg.lu_solve(*lu[:2], right.mT, left=False),
+    ]
+
+
+def turned(x: Tensor) -> list[Tensor]:
+    packed, factors = torch.geqrf(x)
+    ways = [torch.ormqr(packed, factors, x, transpose=way) for way in (False, True)]
+    return [*linalg.qr(x), *ways]
+
+
+@pytest.mark.parametrize(("family", "shape"), [(solved, (140, 140)), (turned, (270, 20))])
+def test_large(family: Callable[[Tensor], list[Tensor]], shape: tuple[int, ...]) -> None:
+    test_factorizations(family, shape)
+
+
 @pytest.mark.parametrize("family", [triangular, orthogonal])
 def test_in_double(family: Callable[[Tensor], list[Tensor]]) -> None:
     x = general(2, 4, 3)

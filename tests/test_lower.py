@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from util import largest_error
 
 from torch_tiny.engine import c_math, codegen
+from torch_tiny.engine.codegen_home import Program
 from torch_tiny.lower import Lifted, NoLowering, linalg, lower, movement, spectral, written
-from torch_tiny.lower.tools import DTYPES
+from torch_tiny.lower.shapes import DTYPES
 from torch_tiny.uops import UOp, buffer_param, dtypes
 
 
@@ -141,7 +142,7 @@ class Lowered:
     """A call as a program over arrays: its tensors, its lifted numbers, its results."""
 
     call: Call
-    program: codegen.Program
+    program: Program[codegen.Kernel]
     tensors: list[torch.Tensor]
     outputs: list[torch.Tensor | None]
 
@@ -163,7 +164,7 @@ def lower_call(call: Call, lift: bool = True) -> Lowered:
 
     args, kwargs = pytree.tree_map(uop, (call.args, call.kwargs))
     try:
-        results = lower(call.op, args, kwargs)
+        results = lower(call.op, args, kwargs).results
     except NoLowering as no:
         if lift and "value" in no.why:
             return lower_call(call, lift=False)
@@ -195,7 +196,7 @@ def run_all(many: list[Lowered], path: Path) -> Iterator[tuple[Lowered, str]]:
     """Compiles all programs in one call of gcc; gives each with what is wrong with it."""
     heads: set[str] = set()
     bodies: list[str] = []
-    programs: list[codegen.Program] = []
+    programs: list[Program[codegen.Kernel]] = []
     for number, one in enumerate(many):
         program = one.program
         if not program.kernels:
@@ -221,12 +222,12 @@ def run_all(many: list[Lowered], path: Path) -> Iterator[tuple[Lowered, str]]:
 
 
 def _compile(source: str, path: Path) -> None:
-    flags = codegen.FLAGS
-    codegen.FLAGS = ["-O1" if flag == "-O3" else flag for flag in flags]
+    command = codegen.GCC
+    codegen.GCC = ["-O1" if flag == "-O3" else flag for flag in command]
     try:
         codegen.compile_shared_object(source, path)
     finally:
-        codegen.FLAGS = flags
+        codegen.GCC = command
 
 
 def _array(tensor: torch.Tensor) -> Any:

@@ -419,7 +419,7 @@ print(len(codegen._sources) < 10)
 
 def test_plans_are_kept_on_disk(kind: str, tmp_path: object) -> None:
     code = """
-from torch_tiny.portable.engine import engine
+from torch_tiny.portable.service import engine
 x = torch.arange(6.0).to("tiny")
 print((x * x.exp()).sum().item(), engine.counts.compiles, engine.counts.cache_hits)
 """
@@ -580,7 +580,7 @@ if "PoCL" in opencl.version(device.device):
     for dtype in (torch.float32, torch.float64):
         assert results(dtype, pocl.declarations(), pocl.OPTION) == results(dtype)
     (torch.ones(3, device="tiny") + 1).sum().item()
-    from torch_tiny.portable.engine import engine
+    from torch_tiny.portable.service import engine
     print(engine._devices[0].opened._declares)
 else:
     print(True)

@@ -187,7 +187,7 @@ def test_webgpu_has_small_buffers() -> None:
         pytest.skip(f"no webgpu: {reason}; see make devices")
     code = """
 from torch_tiny.uops import webgpu
-from torch_tiny.portable.engine import engine
+from torch_tiny.portable.service import engine
 x = torch.ones(1000, device="tiny")
 x.sum().item()
 engine._devices[0].opened._most_bytes = 8000
@@ -236,7 +236,7 @@ def test_a_kernel_that_does_not_build(portable: str) -> None:
     """Its calls run on the host, with a warning, and the device goes on."""
     code = """
 from torch_tiny.failures import FailureWarning
-from torch_tiny.portable.engine import engine, FallbackWarning
+from torch_tiny.portable.service import engine, FallbackWarning
 x = torch.ones(4, device="tiny")
 (x + 1).tolist()
 opened = engine._devices[0].opened
@@ -262,7 +262,7 @@ print((x / 4).tolist(), torch.tiny.metrics()["fallbacks"])
 def test_a_launch_that_fails(portable: str) -> None:
     """It raises, and what was asked for has happened: on the host."""
     code = """
-from torch_tiny.portable.engine import engine
+from torch_tiny.portable.service import engine
 x = torch.ones(4, device="tiny") + 1
 x.tolist()
 def lost(launches):
@@ -286,7 +286,7 @@ print(x.tolist(), y.tolist(), (x + y).tolist())
 def test_an_interrupt_is_one(portable: str) -> None:
     """Also while a kernel is compiled, run or read; the device goes on."""
     code = """
-from torch_tiny.portable.engine import engine
+from torch_tiny.portable.service import engine
 x = torch.ones(3, device="tiny")
 x.tolist()
 def interrupted_once(of, name):
@@ -327,7 +327,7 @@ print((x * 5).sum().item())
 
 
 PROGRAM = """
-from torch_tiny.portable.engine import engine
+from torch_tiny.portable.service import engine
 x = torch.arange(6.0).to("tiny")
 print((x * 2 + 1).sum().item(), len(torch.tiny.metrics()["fallbacks"]), engine.counts.cache_hits)
 """
@@ -336,7 +336,7 @@ print((x * 2 + 1).sum().item(), len(torch.tiny.metrics()["fallbacks"]), engine.c
 def test_a_damaged_cache_is_not_used(portable: str, tmp_path: Path) -> None:
     folder = str(tmp_path / "cache")
     assert on_portable(portable, PROGRAM, TORCH_TINY_CACHE=folder) == ["36.0 0 0"]
-    (plan,) = Path(folder).glob("*.plan")
+    (plan,) = Path(folder).glob("*.region")
     whole = plan.read_bytes()
     rest = whole.partition(b"\n")[2]
     other = rest.replace(b"kernels", b"colonel")  # sound, but not of our making
@@ -352,14 +352,14 @@ def test_a_disk_that_takes_nothing(portable: str, tmp_path: Path) -> None:
     full = """
 import resource, signal
 from torch_tiny.engine.cache import PlanFiles
-store = PlanFiles.store
+store = PlanFiles._stored
 def to_a_full_disk(*given):
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
     trouble = store(*given)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return trouble
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-PlanFiles.store = to_a_full_disk
+PlanFiles._stored = to_a_full_disk
 """
     for _ in range(2):
         out = on_portable(

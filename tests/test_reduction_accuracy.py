@@ -34,7 +34,7 @@ def test_portable_reductions_are_as_exact_as_the_cpus(portable: str, size: int) 
 DEFAULT = """
 import time, torch
 from torch_tiny import _C
-from torch_tiny.engine import uop
+from torch_tiny.engine import service
 {make}
 def is_decided():
     regions = [region for plan in _C.plans(0) for region in plan["regions"]]
@@ -42,10 +42,10 @@ def is_decided():
 want = f("cpu")
 end = time.monotonic() + 240
 while not is_decided():
-    assert time.monotonic() < end, (_C.plans(0), uop.engine.counts)
+    assert time.monotonic() < end, (_C.plans(0), service.engine.counts)
     got = f("tiny").cpu()
     assert abs(got.double() - exact) <= 4 * max(abs(want.double() - exact), unit), (got, want)
-    while uop.engine.counts.waiting and time.monotonic() < end:
+    while service.engine.counts.waiting and time.monotonic() < end:
         time.sleep(0.05)
 """
 

@@ -1,7 +1,6 @@
 """Compiled calls on lists of tensors: few functions, whatever the number and sizes of tensors."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +9,8 @@ from torch import Tensor
 from util import DEVICE
 
 from torch_tiny import _C
-from torch_tiny.engine.compile import Plan, compile_trace
+from torch_tiny.engine.compile import compile_trace
+from torch_tiny.engine.plan import Made
 
 pytestmark = [needs_tiny, needs_cpu_memory, pytest.mark.usefixtures("everything_compiled")]
 
@@ -178,7 +178,7 @@ def test_optimizers(name: str) -> None:
     agree(program, DEVICE)
 
 
-def _plan_of_a_step(count: int, library: Path) -> Plan:
+def _made_of_a_step(count: int) -> Made:
     parameters, gradients, _ = lists(DEVICE, count)
     for one, gradient in zip(parameters, gradients, strict=True):
         one.grad = gradient
@@ -194,16 +194,16 @@ def _plan_of_a_step(count: int, library: Path) -> Plan:
     finally:
         traces = _C.listen(False)
         _C.set_mode("uop")
-    return compile_trace(max(traces, key=len), library)
+    return compile_trace(max(traces, key=len))
 
 
-def test_a_step_over_many_tensors_has_few_functions(tmp_path: Path) -> None:
+def test_a_step_over_many_tensors_has_few_functions() -> None:
     """No more than over a few."""
-    few, many = (_plan_of_a_step(n, tmp_path / f"{n}.so") for n in (14, 140))
+    few, many = (_made_of_a_step(n) for n in (14, 140))
     functions = [
-        {kernel["name"] for region in plan.regions for kernel in region["kernels"]}
-        for plan in (few, many)
+        {(key, kernel["name"]) for key, (code, _) in made.built.items() for kernel in code.kernels}
+        for made in (few, many)
     ]
     assert len(functions[1]) <= len(functions[0])
-    assert not many.failed
-    assert max(len(region["kernels"]) for region in many.regions) == 140
+    assert not many.plan.failed
+    assert max(len(code.kernels) for code, _ in many.built.values()) == 140

@@ -43,6 +43,7 @@ class Metrics(TypedDict):
     metadata_misses: int
     syncs: int
     relayouts: int
+    products: int
     graphs: int
     graph_runs: int
     causes: list[Cause]
@@ -141,6 +142,9 @@ def memory_limit_of_groups(groups: str, root: str, /) -> int:
 def set_limits(calls: int, bytes: int, /) -> None:  # noqa: A002
     """Limits of one trace: recorded calls and bytes pending."""
 
+def set_kept(plans: int, signatures: int, /) -> None:
+    """How many a device keeps, at most: for tests."""
+
 def in_bad_fork() -> bool:
     """Whether this process was forked from one that had used the device."""
 
@@ -185,12 +189,26 @@ def set_compile_now(function: Callable[[int, int, str, list[str]], str], /) -> N
 def install(
     device: int,
     plan: int,
-    library: str,
-    steps: list[Any],
+    steps: list[tuple[int, int, list[int]]],
     regions: list[dict[str, Any]],
     /,
 ) -> bool:
-    """Run the plan as compiled from now on. False if it is not known any more."""
+    """Run the plan as compiled from now on. False if it is not known any more.
+
+    regions: engine/plan.py's Place; the code of each has to be loaded.
+    """
+
+class LoadedCode:
+    """Code that stays loaded for as long as this, or a plan with it, lives."""
+
+def load_code(device: int, key: str, code: dict[str, Any], /) -> LoadedCode:
+    """engine/plan.py's Code, with the path of its library and the engine that was chosen."""
+
+def loaded_code(device: int, key: str, /) -> LoadedCode | None:
+    """What is loaded under this key."""
+
+def replace_code(device: int, key: str, code: dict[str, Any], /) -> None:
+    """Regions with this code run another one from now on, timed anew."""
 
 def plans(device: int, /) -> list[dict[str, Any]]:
     """What is known of the compiled plans of a device."""

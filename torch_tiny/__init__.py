@@ -55,7 +55,7 @@ def _register() -> None:
         modules,
         optimizer,
     )
-    from torch_tiny.engine import uop
+    from torch_tiny.engine import service
 
     backend_registration.rename_privateuse1_backend("tiny")
     torch._register_device_module("tiny", device)
@@ -70,15 +70,15 @@ def _register() -> None:
     dynamo.install()
     modules.install()
     optimizer.install()
-    uop.install()
+    service.install()
     if torch.version.cuda is not None:
         from torch_tiny.engine import cuda_random
 
         cuda_random.install()
     if any(device.is_portable(index) for index in range(device.device_count())):
-        from torch_tiny.portable import engine
+        from torch_tiny.portable import service as portable_service
 
-        engine.install()
+        portable_service.install()
 
 
 def _must_be_asked_for() -> bool:

@@ -1,9 +1,7 @@
 """What the device makes of a piece of code: `print(torch_tiny.explain(fn, *args))`."""
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 
@@ -77,18 +75,14 @@ def _explained(text: str) -> Trace:
     from torch_tiny.engine.compile import compile_trace
     from torch_tiny.trace import read_trace
 
-    with tempfile.TemporaryDirectory() as folder:
-        plan = compile_trace(text, Path(folder) / "library.so")
+    made = compile_trace(text)
+    plan = made.plan
     calls = [_described(call.op, call.args) for call in read_trace(text).calls]
-    regions = [
-        Region(
-            region["name"],
-            region["calls"],
-            [kernel["name"] for kernel in region["kernels"]],
-            plan.sources[region["program"]],
-        )
-        for region in plan.regions
-    ]
+    regions = []
+    for region in plan.regions:
+        code, _ = made.built[region.code]
+        names = [kernel["name"] for kernel in code.kernels]
+        regions.append(Region(region.name, region.calls, names, code.source))
     steps = [
         calls[call] if call >= 0 else f"region {regions[region].name} ({regions[region].calls})"
         for call, region, _ in plan.steps

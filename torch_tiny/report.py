@@ -44,6 +44,8 @@ class Region:
     """Calls that run as one, and how long they take each way."""
 
     name: str
+    code: str
+    """A key: regions that compute the same share it."""
     calls: int
     kernels: int
     scalars: int
@@ -60,6 +62,8 @@ class Plan:
 
     plan: int
     runs: int
+    seconds: float
+    """Of all its runs."""
     calls: int
     regions: list[Region]
 
@@ -85,6 +89,8 @@ class Report:
     """Times the program waited for the device."""
     relayouts: int
     """Results that had to be copied into the strides they were recorded with."""
+    products: int
+    """Matrix products by oneDNN: it was measured faster than MKL, or was being measured."""
     graphs: int
     """CUDA graphs that were captured, each for a trace that runs often."""
     graph_runs: int
@@ -123,6 +129,7 @@ class Report:
             ("metadata cache", _share(self.metadata_hits, self.metadata_misses)),
             ("syncs", f"{self.syncs}"),
             ("relayouts", f"{self.relayouts}"),
+            ("by oneDNN", f"{self.products} matrix products"),
             ("CUDA graphs", f"{self.graphs} captured, {self.graph_runs} runs"),
             ("recording", f"{self.seconds_recording:.3f} s"),
             ("running", f"{self.seconds_running:.3f} s"),
@@ -184,10 +191,12 @@ def report() -> Report:
 
 def _compiled() -> dict[str, Any]:
     from torch_tiny import _C, failures
-    from torch_tiny.engine import uop
+    from torch_tiny.engine import service
 
-    portable = sys.modules.get("torch_tiny.portable.engine")  # which imports tinygrad
-    engines = [one for one in (uop.engine, getattr(portable, "engine", None)) if one is not None]
+    portable = sys.modules.get("torch_tiny.portable.service")  # which imports tinygrad
+    engines = [
+        one for one in (service.engine, getattr(portable, "engine", None)) if one is not None
+    ]
     counts = [engine.counts for engine in engines]
     refused = [dict(count.not_lowered) for count in counts]  # threads go on adding to them
     plans = [

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tinygrad.device import Buffer
     from tinygrad.tensor import Tensor as TinygradTensor
 
-    from torch_tiny.portable.engine import Engine
+    from torch_tiny.portable.service import Engine
     from torch_tiny.uops import UOp
 
 
@@ -24,7 +24,7 @@ def from_tinygrad(tensor: "TinygradTensor") -> torch.Tensor:
     and after `torch.tiny.synchronize()` here. The same goes for reads: what was recorded here reads
     the memory when it runs, so synchronize before tinygrad writes what is still to be read.
     """
-    from torch_tiny.lower.tools import DTYPES
+    from torch_tiny.lower.shapes import DTYPES
     from torch_tiny.uops.tensors import owner_of, realized_base
     from torch_tiny.views import from_movement
 
@@ -61,7 +61,7 @@ def to_tinygrad(tensor: torch.Tensor) -> "TinygradTensor":
     tinygrad, not written.
     """
     from torch_tiny import _C
-    from torch_tiny.lower.tools import DTYPES
+    from torch_tiny.lower.shapes import DTYPES
     from torch_tiny.uops.tensors import empty, tensor_of
     from torch_tiny.views import ViewSpec, read
 
@@ -143,7 +143,7 @@ def _kind_of(name: str) -> str:
 
 def _over_device(tensor: torch.Tensor) -> "UOp":
     """All of the buffer of a tensor on a portable device."""
-    from torch_tiny.lower.tools import DTYPES
+    from torch_tiny.lower.shapes import DTYPES
     from torch_tiny.uops.tensors import uop_of
 
     return uop_of(_engine().lend(tensor, DTYPES[tensor.dtype]))
@@ -151,15 +151,15 @@ def _over_device(tensor: torch.Tensor) -> "UOp":
 
 def _engine() -> "Engine":
     """Of portable devices, where there is one."""
-    from torch_tiny.portable import engine
+    from torch_tiny.portable import service
 
-    assert engine.engine is not None
-    return engine.engine
+    assert service.engine is not None
+    return service.engine
 
 
 def _over_host(tensor: torch.Tensor) -> "UOp":
     from torch_tiny import _C
-    from torch_tiny.lower.tools import DTYPES
+    from torch_tiny.lower.shapes import DTYPES
     from torch_tiny.uops.tensors import uop_over_host
 
     host = _C.host_memory(tensor)

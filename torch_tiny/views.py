@@ -20,6 +20,12 @@ class ViewSpec:
     def contiguous(shape: tuple[int, ...], offset: int = 0) -> "ViewSpec":
         return ViewSpec(shape, tuple(math.prod(shape[i + 1 :]) for i in range(len(shape))), offset)
 
+    def is_contiguous(self) -> bool:
+        """Whether elements lie row by row."""
+        plain = ViewSpec.contiguous(self.shape).strides
+        sized = zip(self.shape, self.strides, plain, strict=True)
+        return 0 in self.shape or all(s == expected for n, s, expected in sized if n > 1)
+
 
 def read(flat: UOp, spec: ViewSpec) -> UOp:
     """The value of a view over a flat buffer."""

@@ -115,11 +115,11 @@ def crashes(lines: list[str], times: int) -> bool:
 def spare_what_has_no_lowering() -> None:
     from no_lowering import NO_LOWERING, REAL_ONLY, REASONS, REFUSED
 
-    from torch_tiny.engine import uop
+    from torch_tiny.engine import service
 
-    assert uop.engine is not None
+    assert service.engine is not None
     spared = frozenset({*NO_LOWERING, *REFUSED, *REAL_ONLY, *REASONS})
-    uop.engine.settings = replace(uop.engine.settings, spared=spared)
+    service.engine.settings = replace(service.engine.settings, spared=spared)
 
 
 def in_child(work: Callable[[Say], None], hear: Say) -> int:

@@ -198,7 +198,8 @@ def data_dependent(g: Gen) -> str:
         f"{x}.masked_select({x} == {x})",
         f"torch.where({sure})[0]" if t.dim() else f"{sure}.nonzero()",
     ]
-    if not t.is_complex():
+    # Equal arguments may have results that differ in the last digit, in the CPU's kernels as well.
+    if not t.is_complex() and not (ROUNDS and t.is_floating_point()):
         # Without clone its storage may be larger than the result, with leftovers that differ.
         ways += [f"torch.unique({x}).clone()"]
     return g.new(g.rng.choice(ways))

@@ -34,6 +34,7 @@ def main() -> int:
             "TMPDIR": str(temporary),
             "TORCH_TINY_CACHE": str(Path(folder) / "cache"),
             "TORCH_TINY_ENGINE": "auto",
+            "TORCH_TINY_WORKERS": "1",  # whose open files are known
             "TORCH_TINY_DEVICES": ",".join(["cpu"] * DEVICES),
             MARK: mark,
             UNWEIGHED: "1" if args.unweighed else "",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,14 +24,16 @@ class Held:
     device: int
     """Bytes of tensors on tiny devices."""
     files: int
+    compiling: int
+    """Open files of the compile that is under way, if one is: its lock, or a plan or library."""
     threads: int
     libraries: int
     """Mapped shared objects."""
 
     def __str__(self) -> str:
         return (
-            f"{self.resident >> 20} MiB, {self.device} bytes on devices, {self.files} files, "
-            f"{self.threads} threads, {self.libraries} libraries"
+            f"{self.resident >> 20} MiB, {self.device} bytes on devices, {self.files} files "
+            f"and {self.compiling} of a compile, {self.threads} threads, {self.libraries} libraries"
         )
 
 
@@ -45,10 +49,13 @@ def held() -> Held:
     )
     maps = Path("/proc/self/maps").read_text().splitlines()
     status = Path("/proc/self/statm").read_text().split()
+    files = list(_open_files())
+    compiling = sum(map(_is_of_a_compile, files))
     return Held(
         resident=int(status[1]) * os.sysconf("SC_PAGE_SIZE"),
         device=on_devices,
-        files=sum(1 for _ in Path("/proc/self/fd").iterdir()),
+        files=len(files) - compiling,
+        compiling=compiling,
         threads=threading.active_count(),
         libraries=len({line.split(maxsplit=5)[5] for line in maps if ".so" in line}),
     )
@@ -65,3 +72,14 @@ def processes(mark: str) -> list[str]:
         except OSError:  # ended, or another's
             continue
     return found
+
+
+def _open_files() -> Iterator[str]:
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            yield str(link.readlink())
+
+
+def _is_of_a_compile(file: str) -> bool:
+    """Of the engine's thread, which goes on while the program is weighed."""
+    return file.startswith((os.environ["TORCH_TINY_CACHE"], "/memfd:torch_tiny", "/proc"))

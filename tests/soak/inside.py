@@ -7,6 +7,8 @@ import os
 import sys
 import warnings
 
+from torch_tiny import _C
+
 from .crew import Crew
 from .health import Held
 from .settings import DEVICES, UNWEIGHED
@@ -15,6 +17,8 @@ WEIGHINGS = 6
 # How much more resident memory there may be at the end: than after a third of the time, when most
 # of what is made once has been made, and than after two thirds, since when nothing is new.
 _GROWTH = {1: 0.10, 2: 0.03}
+_KEPT = (128, 2048)  # plans and signatures of a device: what is kept is full after minutes
+_OF_ONE_COMPILE = 4  # its lock, the folder, a file there, and /proc, which is read to see it work
 
 
 def main() -> int:
@@ -23,6 +27,7 @@ def main() -> int:
     minutes, seed = float(sys.argv[1]), int(sys.argv[2])
     if len(sys.argv) > 3:
         return play_alone(seed, *map(int, sys.argv[3].split(":")))
+    _C.set_kept(*_KEPT)
     crew = Crew(seed)
     crew.work(minutes * 60, WEIGHINGS)
     grown = [] if os.environ.get(UNWEIGHED) else growth(crew.weights)
@@ -64,6 +69,8 @@ def growth(weights: list[Held]) -> list[str]:
         before, after = getattr(early, what), getattr(late, what)
         if after > before:
             found.append(f"{what}: {after}, where there were {before}")
+    if late.compiling > _OF_ONE_COMPILE:
+        found.append(f"{late.compiling} open files of compiles, of which one is under way")
     return found
 
 

@@ -21,7 +21,12 @@ from .job import Turn
 from .shared import bin_of_tensors, host_numbers
 
 _SAMPLES = 8
-_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+_WIDER = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
 
 
 class Operator:
@@ -67,7 +72,7 @@ class Operator:
         return call.concerns_device and not drew
 
     def _compare(self, got: Any, want: Any, dev: Call, oracle: Call) -> None:
-        """Where float32 results are not close to each other, float64 decides."""
+        """Where results are not close to each other, float64 decides."""
         try:
             assert_same_results(got[0], want[0], dev, oracle)
             assert_same(dev.tensors, oracle.tensors)

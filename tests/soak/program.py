@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import re
+import weakref
 from random import Random
 from typing import Any
 
@@ -12,6 +15,7 @@ from programs.lockstep import indices, seeded
 from .job import Turn
 from .shared import bin_of_tensors, host_numbers, seed_of
 
+_TAKES_STORAGE = re.compile(r"\.set_\((t\d+)\.untyped_storage\(\), (\d+), \((\d+),\)")
 _SEEDS = 100  # a generated program has inputs of seeds below
 
 
@@ -21,6 +25,8 @@ class Program:
         self._lines: list[str] = []
 
     def make(self, numbers: Random, turn: Turn) -> None:
+        while _keeps_tensors(numbers):  # which would look as if the device kept them
+            pass
         step = _Step(turn)
         write_program(numbers, step, self._lines)
         self.is_quiet = step.is_quiet
@@ -45,11 +51,25 @@ class _Step(LockStep):
         super().__init__(turn.device, lambda device: _variables(device, turn.inputs))
         self.is_quiet = True
         self._drops = turn.drops
+        self._made: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def do(self, line: str) -> None:
+        if (taken := _TAKES_STORAGE.search(line)) and taken[1] in self.oracle:
+            of = self.oracle[taken[1]]
+            room = of.untyped_storage().nbytes() // of.element_size()
+            if room < int(taken[2]) + int(taken[3]):  # it would grow, by what nobody has written
+                raise NotAProgramError(line)
         if self._drops and line.startswith("del t"):
             bin_of_tensors.append(self.dev.get(line.removeprefix("del ")))
         super().do(line)
+        tensors = (one for one in self.oracle.values() if isinstance(one, torch.Tensor))
+        self._made |= {id(tensor): weakref.ref(tensor) for tensor in tensors}
+
+    def has_kept_tensors(self) -> bool:
+        """Whether PyTorch holds tensors of the CPU though the program has ended."""
+        self.oracle.clear()
+        gc.collect()
+        return any(tensor() is not None for tensor in self._made.values())
 
     def expect(self, line: str, code: Any) -> Exception | None:
         if "seed(" not in line:
@@ -65,6 +85,21 @@ class _Step(LockStep):
         if self._drops:
             bin_of_tensors.extend(self.dev.values())
         super().close()
+
+
+def _keeps_tensors(numbers: Random) -> bool:
+    """Whether the program that these write leaves tensors on the CPU; if not, they start again.
+
+    One whose gradient was asked for twice, for example, may hold itself.
+    """
+    before = numbers.getstate()
+    step = _Step(Turn("cpu"))
+    with host_numbers(0):
+        write_program(numbers, step, [])
+    if step.has_kept_tensors():
+        return True
+    numbers.setstate(before)
+    return False
 
 
 def _variables(device: str, inputs: int) -> dict[str, Any]:

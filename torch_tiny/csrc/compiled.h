@@ -4,19 +4,19 @@
 
 #include <c10/core/ScalarType.h>
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "choice.h"
 #include "cuda_driver.h"
 #include "portable.h"
 
 namespace tiny {
 
-// A function of a shared object that lives as long as the region does.
+// A function of a shared object that lives as long as its code does.
 struct Kernel {
   using Function = void (*)(void* const* buffers, int64_t begin, int64_t end);
   std::string name;
@@ -38,42 +38,14 @@ struct RegionBuffer {
   bool is_written = false;
   bool is_read = true;  // on a portable device, where memory would have to be uploaded
   c10::ScalarType dtype = c10::ScalarType::Undefined;
+
+  bool operator==(const RegionBuffer&) const = default;
 };
 
-// Which way to run a region, from measurements that take turns on real runs.
-class Choice {
- public:
-  enum class Engine : uint8_t { kAten, kUop };
-
-  Engine next() const {
-    return decided_ ? best_ : turn_ % 2 == 0 ? Engine::kUop : Engine::kAten;
-  }
-  bool decided() const {
-    return decided_;
-  }
-  void add(Engine engine, double seconds);
-  void decide(Engine engine) {
-    best_ = engine;
-    decided_ = true;
-  }
-  double seconds(Engine engine) const {
-    return shortest_[static_cast<size_t>(engine)];
-  }
-
- private:
-  static constexpr int kTurns = 14;  // seven each, and the first of each does not count
-
-  int turn_ = 0;
-  bool decided_ = false;
-  Engine best_ = Engine::kAten;
-  std::array<double, 2> shortest_{1e30, 1e30};
-};
-
-struct Region {
-  std::string name;
-  std::vector<uint32_t> calls;  // what it stands for, in order
-  std::vector<RegionBuffer> buffers;
-  std::vector<uint32_t> made;  // slots that come to exist here and are used afterwards
+// What a region runs, and what is known of its speed: shared by all regions that compute the same.
+struct Code {
+  std::vector<RegionBuffer> buffers;  // in numbers of its own for slots and calls
+  std::vector<uint32_t> made;         // such slots
   std::vector<Kernel> kernels;
   // Kernels that tell whether no call would raise, as a bool in a buffer after the last.
   std::vector<Kernel> guard;
@@ -82,8 +54,18 @@ struct Region {
   std::vector<std::pair<int, int>> copies;  // temporary -> buffer, at the end
   std::vector<size_t> copy_bytes;
   Choice choice;
-  std::shared_ptr<CudaLibrary> cuda;          // on CUDA memory
-  std::shared_ptr<PortableProgram> portable;  // on a portable device
+  std::shared_ptr<void> library;
+  std::shared_ptr<CudaLibrary> cuda;  // on CUDA memory
+};
+
+struct Region {
+  std::string name;
+  std::string key;              // of its code
+  std::vector<uint32_t> calls;  // what it stands for, in order
+  std::vector<RegionBuffer> buffers;
+  std::vector<uint32_t> made;  // slots that come to exist here and are used afterwards
+  std::shared_ptr<Code> code;
+  std::shared_ptr<PortableProgram> portable;  // on a portable device, in place of the code
 };
 
 struct Step {
@@ -95,7 +77,6 @@ struct Step {
 struct Compiled {
   std::vector<Step> steps;
   std::vector<Region> regions;
-  std::shared_ptr<void> library;
 };
 
 }  // namespace tiny

@@ -145,7 +145,7 @@ bool is_settled(const Plan& plan) {
   }
   const auto& regions = plan.compiled->regions;
   return std::all_of(
-      regions.begin(), regions.end(), [](const Region& one) { return one.choice.decided(); });
+      regions.begin(), regions.end(), [](const Region& one) { return one.code->choice.decided(); });
 }
 
 // Calls `visit` with the number of each tensor among the arguments that the call writes.

@@ -5,7 +5,10 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <cstring>
+
+#include "trace.h"
 
 namespace tiny {
 namespace {
@@ -85,17 +88,23 @@ bool Compiler::is_due_again(c10::DeviceIndex device, uint64_t plan) {
 std::optional<Job> Compiler::take(std::chrono::duration<double> patience) {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, patience, [&] { return !jobs_.empty() || woken_; });
-  woken_ = false;
+  std::erase_if(jobs_, [](const Job& job) { return job.known.expired(); });
   if (jobs_.empty()) {
     return std::nullopt;
   }
-  auto job = std::move(jobs_.front());
-  jobs_.pop_front();
+  const auto spent = [](const Job& job) {
+    const auto plan = job.known.lock();
+    return plan == nullptr ? 0 : plan->seconds.load(std::memory_order_relaxed);
+  };
+  const auto most = std::max_element(
+      jobs_.begin(), jobs_.end(), [&](const Job& a, const Job& b) { return spent(a) < spent(b); });
+  auto job = std::move(*most);
+  jobs_.erase(most);
   return job;
 }
 
 void run_kernels(
-    const Region& region,
+    const Code& code,
     const std::vector<Kernel>& kernels,
     c10::ArrayRef<void*> buffers,
     char* arena) {
@@ -103,7 +112,7 @@ void run_kernels(
   for (const auto& kernel : kernels) {
     pointers.clear();
     for (const auto buffer : kernel.buffers) {
-      pointers.push_back(buffer >= 0 ? buffers[buffer] : arena + region.temporaries[-1 - buffer]);
+      pointers.push_back(buffer >= 0 ? buffers[buffer] : arena + code.temporaries[-1 - buffer]);
     }
     at::RecordFunction profiled(at::RecordScope::FUNCTION);
     if (C10_UNLIKELY(profiled.isActive())) {
@@ -121,18 +130,19 @@ void run_kernels(
   }
 }
 
-void copy_home(const Region& region, c10::ArrayRef<void*> buffers, char* arena) {
-  for (size_t i = 0; i < region.copies.size(); ++i) {
-    const auto [temporary, buffer] = region.copies[i];
-    std::memcpy(buffers[buffer], arena + region.temporaries[temporary], region.copy_bytes[i]);
+void copy_home(const Code& code, c10::ArrayRef<void*> buffers, char* arena) {
+  for (size_t i = 0; i < code.copies.size(); ++i) {
+    const auto [temporary, buffer] = code.copies[i];
+    std::memcpy(buffers[buffer], arena + code.temporaries[temporary], code.copy_bytes[i]);
   }
 }
 
 void launch_kernels(
     const Region& region, c10::ArrayRef<void*> buffers, char* arena, c10::Device device) {
+  const auto& code = *region.code;
   auto* stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
   c10::SmallVector<void*, 16> pointers, arguments;
-  for (const auto& kernel : region.kernels) {
+  for (const auto& kernel : code.kernels) {
     at::RecordFunction profiled(at::RecordScope::FUNCTION);
     if (C10_UNLIKELY(profiled.isActive())) {
       profiled.before(kernel.name);
@@ -141,16 +151,15 @@ void launch_kernels(
     arguments.clear();
     pointers.reserve(kernel.buffers.size());
     for (const auto buffer : kernel.buffers) {
-      pointers.push_back(buffer >= 0 ? buffers[buffer] : arena + region.temporaries[-1 - buffer]);
+      pointers.push_back(buffer >= 0 ? buffers[buffer] : arena + code.temporaries[-1 - buffer]);
       const bool is_number = buffer >= 0 && !region.buffers[buffer].is_slot;
       arguments.push_back(is_number ? pointers.back() : &pointers.back());
     }
-    region.cuda->launch(kernel.name, kernel.launch, arguments.data(), stream);
+    code.cuda->launch(kernel.name, kernel.launch, arguments.data(), stream);
   }
-  for (size_t i = 0; i < region.copies.size(); ++i) {
-    const auto [temporary, buffer] = region.copies[i];
-    copy_on_gpu(
-        buffers[buffer], arena + region.temporaries[temporary], region.copy_bytes[i], stream);
+  for (size_t i = 0; i < code.copies.size(); ++i) {
+    const auto [temporary, buffer] = code.copies[i];
+    copy_on_gpu(buffers[buffer], arena + code.temporaries[temporary], code.copy_bytes[i], stream);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -30,11 +31,14 @@ enum class Mode : uint8_t {
   kUop,   // compile everything at first sight, or refuse
 };
 
+struct Plan;
+
 struct Job {
   c10::DeviceIndex device = 0;
   uint64_t plan = 0;
-  std::string trace;               // see describe.h
-  std::vector<Where> places = {};  // of its calls
+  std::weak_ptr<const Plan> known;  // nothing is compiled for a plan that is gone
+  std::string trace;                // see describe.h
+  std::vector<Where> places = {};   // of its calls
 };
 
 class Compiler {
@@ -55,7 +59,7 @@ class Compiler {
   void offer(c10::DeviceIndex device, uint64_t plan, const std::function<Job()>& make);
   bool is_due_again(c10::DeviceIndex device, uint64_t plan);
   std::atomic<uint64_t> postponed{0};  // how often that happened
-  // The next job, or nothing after this long or when woken up.
+  // The job of the plan that has taken most time so far, or nothing after this long or when woken.
   std::optional<Job> take(std::chrono::duration<double> patience);
   void wake();
 
@@ -81,12 +85,12 @@ inline thread_local std::exception_ptr interruption;
 
 // Calls kernels of a region in order; `buffers` are its buffers.
 void run_kernels(
-    const Region& region,
+    const Code& code,
     const std::vector<Kernel>& kernels,
     c10::ArrayRef<void*> buffers,
     char* arena);
 // Brings home what could not be computed in place.
-void copy_home(const Region& region, c10::ArrayRef<void*> buffers, char* arena);
+void copy_home(const Code& code, c10::ArrayRef<void*> buffers, char* arena);
 // The same on the current stream of a GPU; numbers are on the host.
 void launch_kernels(
     const Region& region, c10::ArrayRef<void*> buffers, char* arena, c10::Device device);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <map>
 
 #include "cuda_draws.h"
 #include "engine.h"
@@ -22,25 +23,8 @@ constexpr size_t kAlignment = 64;
 
 std::shared_ptr<void> open_library(const std::string& path) {
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  TORCH_CHECK(handle != nullptr, "a compiled plan does not load: ", dlerror());
+  TORCH_CHECK(handle != nullptr, "compiled code does not load: ", dlerror());
   return {handle, [](void* library) { dlclose(library); }};
-}
-
-RegionBuffer buffer_from(const py::dict& given) {
-  RegionBuffer buffer;
-  buffer.is_slot = given.contains("slot");
-  if (buffer.is_slot) {
-    buffer.slot = given["slot"].cast<uint32_t>();
-    buffer.offset = given.contains("offset") ? given["offset"].cast<size_t>() : 0;
-    buffer.is_written = given["written"].cast<bool>();
-    buffer.is_read = !given.contains("read") || given["read"].cast<bool>();
-    buffer.dtype = static_cast<c10::ScalarType>(given["dtype"].cast<int>());
-  } else {
-    buffer.call = given["call"].cast<uint32_t>();
-    buffer.value = given["value"].cast<uint32_t>();
-    buffer.item = given["item"].cast<int32_t>();
-  }
-  return buffer;
 }
 
 Kernel kernel_from(const py::dict& given, void* library) {
@@ -55,64 +39,127 @@ Kernel kernel_from(const py::dict& given, void* library) {
     return kernel;
   }
   kernel.function = reinterpret_cast<Kernel::Function>(dlsym(library, kernel.name.c_str()));
-  TORCH_CHECK(kernel.function != nullptr, "a compiled plan has no kernel ", kernel.name);
+  TORCH_CHECK(kernel.function != nullptr, "compiled code has no kernel ", kernel.name);
   kernel.parallel = given["parallel"].cast<int64_t>();
   kernel.work = given["work"].cast<int64_t>();
   return kernel;
 }
 
-Region region_from(const py::dict& given, void* library) {
-  Region region;
-  region.name = given["name"].cast<std::string>();
-  region.calls = given["calls"].cast<std::vector<uint32_t>>();
-  region.made = given["made"].cast<std::vector<uint32_t>>();
-  for (const auto& buffer : given["buffers"]) {
-    region.buffers.push_back(buffer_from(buffer.cast<py::dict>()));
+RegionBuffer buffer_from(const py::dict& given) {
+  RegionBuffer buffer;
+  buffer.is_slot = given.contains("slot");
+  if (buffer.is_slot) {
+    buffer.slot = given["slot"].cast<uint32_t>();
+    buffer.offset = given["offset"].cast<size_t>();
+    buffer.is_written = given["written"].cast<bool>();
+    buffer.is_read = given["read"].cast<bool>();
+    buffer.dtype = static_cast<c10::ScalarType>(given["dtype"].cast<int>());
+  } else {
+    buffer.call = given["call"].cast<uint32_t>();
+    buffer.value = given["value"].cast<uint32_t>();
+    buffer.item = given["item"].cast<int32_t>();
   }
-  if (given.contains("portable")) {
-    region.portable = std::make_shared<PortableProgram>(given["portable"].cast<int64_t>());
-    return region;
+  return buffer;
+}
+
+// On a portable device there are buffers alone: it is Python that runs the kernels.
+std::shared_ptr<Code> code_from(const py::dict& given, c10::DeviceIndex device) {
+  auto code = std::make_shared<Code>();
+  for (const auto& buffer : given["buffers"]) {
+    code->buffers.push_back(buffer_from(buffer.cast<py::dict>()));
+  }
+  code->made = given["made"].cast<std::vector<uint32_t>>();
+  if (is_portable(device)) {
+    return code;
+  }
+  const auto library = given["library"].cast<std::string>();
+  if (host_device(device).type() == c10::kCUDA) {
+    std::ifstream file(library, std::ios::binary);
+    code->cuda = std::make_shared<CudaLibrary>(
+        std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()));
+  } else {
+    code->library = open_library(library);
   }
   for (const auto& kernel : given["kernels"]) {
-    region.kernels.push_back(kernel_from(kernel.cast<py::dict>(), library));
+    code->kernels.push_back(kernel_from(kernel.cast<py::dict>(), code->library.get()));
   }
   for (const auto& kernel : given["guard"]) {
-    region.guard.push_back(kernel_from(kernel.cast<py::dict>(), library));
+    code->guard.push_back(kernel_from(kernel.cast<py::dict>(), code->library.get()));
   }
   for (const auto bytes : given["temporaries"].cast<std::vector<size_t>>()) {
-    region.temporaries.push_back(region.arena);
-    region.arena += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    code->temporaries.push_back(code->arena);
+    code->arena += (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
   for (const auto& [temporary, buffer, bytes] :
        given["copies"].cast<std::vector<std::tuple<int, int, size_t>>>()) {
-    region.copies.emplace_back(temporary, buffer);
-    region.copy_bytes.push_back(bytes);
+    code->copies.emplace_back(temporary, buffer);
+    code->copy_bytes.push_back(bytes);
   }
   if (const auto engine = given["engine"].cast<std::string>(); !engine.empty()) {
-    region.choice.decide(engine == "uop" ? Choice::Engine::kUop : Choice::Engine::kAten);
+    code->choice.decide(engine == "uop" ? Choice::Engine::kUop : Choice::Engine::kAten);
+  }
+  return code;
+}
+
+// The code that is loaded on each device, by its key; with the GIL held.
+class LoadedCodes {
+ public:
+  std::shared_ptr<Code> find(c10::DeviceIndex device, const std::string& key) const {
+    const auto found = codes_.find({device, key});
+    return found == codes_.end() ? nullptr : found->second.lock();
+  }
+  void add(c10::DeviceIndex device, const std::string& key, const std::shared_ptr<Code>& code) {
+    std::erase_if(codes_, [](const auto& item) { return item.second.expired(); });
+    codes_[{device, key}] = code;
+  }
+
+ private:
+  std::map<std::pair<c10::DeviceIndex, std::string>, std::weak_ptr<Code>> codes_;
+};
+
+LoadedCodes& loaded_codes() {
+  static auto* codes = new LoadedCodes;  // never destroyed: plans may outlive what is static
+  return *codes;
+}
+
+std::shared_ptr<Code> loaded_code(c10::DeviceIndex device, const std::string& key) {
+  return loaded_codes().find(device, key);
+}
+
+std::shared_ptr<Code> load_code(
+    c10::DeviceIndex device, const std::string& key, const py::dict& given) {
+  auto code = code_from(given, device);
+  loaded_codes().add(device, key, code);
+  return code;
+}
+
+Region region_from(const py::dict& place, c10::DeviceIndex device) {
+  Region region;
+  region.name = place["name"].cast<std::string>();
+  region.key = place["code"].cast<std::string>();
+  region.code = loaded_code(device, region.key);
+  TORCH_CHECK(region.code != nullptr, "the code of ", region.name, " is not loaded");
+  region.calls = place["calls"].cast<std::vector<uint32_t>>();
+  const auto slots = place["slots"].cast<std::vector<uint32_t>>();
+  for (const auto slot : region.code->made) {
+    region.made.push_back(slots.at(slot));
+  }
+  for (auto buffer : region.code->buffers) {
+    (buffer.is_slot ? buffer.slot : buffer.call) =
+        buffer.is_slot ? slots.at(buffer.slot) : region.calls.at(buffer.call);
+    region.buffers.push_back(buffer);
+  }
+  if (place.contains("portable")) {
+    region.portable = std::make_shared<PortableProgram>(place["portable"].cast<int64_t>());
   }
   return region;
 }
 
 bool install(
-    c10::DeviceIndex device,
-    uint64_t plan,
-    const std::string& library,
-    const py::list& steps,
-    const py::list& regions) {
+    c10::DeviceIndex device, uint64_t plan, const py::list& steps, const py::list& regions) {
   auto compiled = std::make_shared<Compiled>();
-  const bool on_gpu = host_device(device).type() == c10::kCUDA;
-  std::shared_ptr<CudaLibrary> cuda;
-  if (on_gpu) {
-    std::ifstream file(library, std::ios::binary);
-    cuda = std::make_shared<CudaLibrary>(
-        std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()));
-  } else if (!library.empty()) {
-    compiled->library = open_library(library);
-  }
   for (const auto& region : regions) {
-    compiled->regions.push_back(region_from(region.cast<py::dict>(), compiled->library.get()));
-    compiled->regions.back().cuda = cuda;
+    compiled->regions.push_back(region_from(region.cast<py::dict>(), device));
   }
   for (const auto& [call, region, release] :
        steps.cast<std::vector<std::tuple<int32_t, int32_t, std::vector<uint32_t>>>>()) {
@@ -121,8 +168,26 @@ bool install(
   return Queue::of(device).install(plan, std::move(compiled));
 }
 
+void replace_code(c10::DeviceIndex device, const std::string& key, const py::dict& given) {
+  const auto code = code_from(given, device);
+  const auto before = loaded_code(device, key);
+  TORCH_CHECK(
+      before != nullptr && before->buffers == code->buffers && before->made == code->made,
+      "code that takes other buffers than the code before it");
+  loaded_codes().add(device, key, code);
+  Queue::of(device).for_each_plan([&](const Plan& plan) {
+    if (plan.compiled != nullptr) {
+      for (auto& region : plan.compiled->regions) {
+        if (region.code == before) {
+          region.code = code;
+        }
+      }
+    }
+  });
+}
+
 struct RegionState {
-  std::string name;
+  std::string name, key;
   size_t calls, kernels, numbers;
   bool decided;
   Choice::Engine best;
@@ -131,18 +196,19 @@ struct RegionState {
 
 // What is known of the compiled plans of a device, without the GIL while it is gathered.
 py::list plans(c10::DeviceIndex device) {
-  std::vector<std::tuple<uint64_t, uint64_t, size_t, std::vector<RegionState>>> found;
+  std::vector<std::tuple<uint64_t, uint64_t, double, size_t, std::vector<RegionState>>> found;
   Queue::of(device).for_each_plan([&](const Plan& plan) {
     if (plan.compiled == nullptr) {
       return;
     }
     std::vector<RegionState> regions;
     for (const auto& region : plan.compiled->regions) {
-      const auto& choice = region.choice;
+      const auto& choice = region.code->choice;
       regions.push_back(
           {region.name,
+           region.key,
            region.calls.size(),
-           region.kernels.size(),
+           region.code->kernels.size(),
            static_cast<size_t>(std::count_if(
                region.buffers.begin(),
                region.buffers.end(),
@@ -152,14 +218,16 @@ py::list plans(c10::DeviceIndex device) {
            choice.seconds(Choice::Engine::kAten),
            choice.seconds(Choice::Engine::kUop)});
     }
-    found.emplace_back(plan.id, plan.runs, plan.signatures.size(), std::move(regions));
+    found.emplace_back(
+        plan.id, plan.runs, plan.seconds, plan.signatures.size(), std::move(regions));
   });
   py::list result;
-  for (const auto& [id, runs, calls, regions] : found) {
+  for (const auto& [id, runs, seconds, calls, regions] : found) {
     py::list states;
     for (const auto& region : regions) {
       py::dict state;
       state["name"] = region.name;
+      state["code"] = region.key;
       state["calls"] = region.calls;
       state["kernels"] = region.kernels;
       state["scalars"] = region.numbers;
@@ -171,6 +239,7 @@ py::list plans(c10::DeviceIndex device) {
     py::dict plan;
     plan["plan"] = id;
     plan["runs"] = runs;
+    plan["seconds"] = seconds;
     plan["calls"] = calls;
     plan["regions"] = states;
     result.append(plan);
@@ -276,7 +345,11 @@ void bind_engine(py::module& m) {
       }
     });
   });
+  py::class_<Code, std::shared_ptr<Code>>(m, "LoadedCode");
+  m.def("loaded_code", &loaded_code);
+  m.def("load_code", &load_code);
   m.def("install", &install);
+  m.def("replace_code", &replace_code);
   m.def("plans", &plans);
 }
 

@@ -114,6 +114,7 @@ Metrics total_metrics() {
     total.metadata_misses += one.metadata_misses;
     total.syncs += one.syncs;
     total.relayouts += one.relayouts;
+    total.products += one.products;
     total.graphs += one.graphs;
     total.graph_runs += one.graph_runs;
     total.seconds_recording += one.seconds_recording;
@@ -164,6 +165,7 @@ py::dict metrics() {
   result["metadata_misses"] = total.metadata_misses;
   result["syncs"] = total.syncs;
   result["relayouts"] = total.relayouts;
+  result["products"] = total.products;
   result["graphs"] = total.graphs;
   result["graph_runs"] = total.graph_runs;
   result["causes"] = listed(total.causes);
@@ -285,6 +287,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("empty_cache", &empty_cache);
   m.def("memory_limit_of_groups", &memory_limit_of_groups);
   m.def("set_limits", &set_limits);
+  m.def("set_kept", [](size_t plans, size_t signatures) {
+    most_plans = plans;
+    most_signatures = signatures;
+  });
   m.def("in_bad_fork", &in_bad_fork);
   bind_engine(m);
   bind_portable(m);

@@ -17,8 +17,6 @@
 namespace tiny {
 namespace {
 
-constexpr size_t kMostSignatures = 16'384;
-
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
@@ -226,7 +224,9 @@ void Queue::execute(Batch batch) {
   }
   const auto interrupted = std::exchange(interruption, nullptr);
   batch.trace.clear();
-  count(batch, outcome, seconds_since(begin));
+  const auto seconds = seconds_since(begin);
+  batch.plan->seconds.store(batch.plan->seconds.load(std::memory_order_relaxed) + seconds);
+  count(batch, outcome, seconds);
   {
     const auto lock = locked(mutex);
     spare_ = std::move(batch.trace);
@@ -253,6 +253,7 @@ Queue::Outcome Queue::run_batch(Batch& batch) {
   }
   outcome.failure = runner.failure;
   outcome.relayouts = runner.relayouts;
+  outcome.products = runner.products;
   return outcome;
 }
 
@@ -262,6 +263,7 @@ void Queue::count(const Batch& batch, const Outcome& outcome, double seconds) {
   ++(batch.hit ? metrics.plan_hits : metrics.plan_misses);
   metrics.syncs += is_asked_for(batch.reason) ? 1 : 0;
   metrics.relayouts += outcome.relayouts;
+  metrics.products += outcome.products;
   metrics.graphs += outcome.as_graph == PlanGraph::Done::kCaptured ? 1 : 0;
   metrics.graph_runs += outcome.as_graph == PlanGraph::Done::kNothing ? 0 : 1;
   metrics.seconds_running += seconds;
@@ -370,7 +372,7 @@ std::string Queue::compile(const Trace& running, const Plan& plan) {
     compiler.hear(describe(running, plan));
   }
   const auto make_job = [&] {
-    Job job{device_, plan.id, describe(running, plan)};
+    Job job{device_, plan.id, plan.weak_from_this(), describe(running, plan)};
     for (const auto& call : running.calls) {
       job.places.push_back(call.where);
     }
@@ -443,10 +445,11 @@ void Queue::run_at_once(Operator& op, c10::Stack* stack, const char* reason) {
 // Programs whose shapes never repeat must not fill the memory. Traces refer to signatures.
 void Queue::forget_signatures_if_many() {
   const auto lock = locked(mutex);
-  if (signatures.size() > kMostSignatures && is_idle_when_locked()) {
+  const auto most = most_signatures.load(std::memory_order_relaxed);
+  if (signatures.size() > most && is_idle_when_locked()) {
     followed = nullptr;
     std::lock_guard plans(plans_mutex_);
-    signatures.keep(plans_.keep_recent(kMostSignatures / 2));
+    signatures.keep(plans_.keep_recent(most / 2));
   }
 }
 

@@ -45,6 +45,7 @@ struct Metrics {
   uint64_t metadata_misses = 0;
   uint64_t syncs = 0;
   uint64_t relayouts = 0;
+  uint64_t products = 0;    // by oneDNN
   uint64_t graphs = 0;      // CUDA graphs that were captured
   uint64_t graph_runs = 0;  // traces that ran as one
   double seconds_recording = 0;
@@ -230,6 +231,7 @@ class Queue {
   struct Outcome {
     std::exception_ptr failure;
     uint64_t relayouts = 0;
+    uint64_t products = 0;  // by oneDNN
     PlanGraph::Done as_graph = PlanGraph::Done::kNothing;
   };
 

@@ -5,8 +5,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/record_function.h>
 
-#include <chrono>
-
 #include "allocator.h"
 #include "engine.h"
 #include "generator.h"
@@ -60,11 +58,6 @@ bool is_transfer(const Signature& signature) {
       signature.tokens[1].kind == Token::Kind::kValue;
 }
 
-double now() {
-  const auto time = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(time).count();
-}
-
 }  // namespace
 
 Runner::Runner(Trace& trace, const Plan& plan, c10::DeviceIndex device)
@@ -76,6 +69,7 @@ Runner::Runner(Trace& trace, const Plan& plan, c10::DeviceIndex device)
       states_(trace.slots.size()) {}
 
 void Runner::run() {
+  has_two_ways_ = host_.is_cpu() && !is_portable_ && Product::may_choose();
   if (plan_.compiled != nullptr) {
     return run_steps(*plan_.compiled);
   }
@@ -154,35 +148,34 @@ void Runner::run_region(Region& region) {
   if (region.portable != nullptr) {
     return run_portable(region);
   }
-  auto& compiler = Compiler::get();
-  const bool must_compile = compiler.mode.load(std::memory_order_relaxed) == Mode::kUop;
+  const bool must_compile = Compiler::get().mode.load(std::memory_order_relaxed) == Mode::kUop;
   const bool is_pinned = at::globalContext().deterministicAlgorithms() && !must_compile;
+  auto& choice = region.code->choice;
   const auto engine = has_failed(region) || is_pinned ? Engine::kAten
       : must_compile                                  ? Engine::kUop
-                                                      : region.choice.next();
-  const bool timed = !region.choice.decided() && !must_compile && !is_pinned;
-  if (timed) {
-    wait_for_host(device_);
+                                                      : choice.next();
+  const auto run = [&] { engine == Engine::kAten ? run_calls(region) : run_kernels_of(region); };
+  if (choice.decided() || must_compile || is_pinned) {
+    return run();
   }
-  const auto begin = timed ? now() : 0;
-  if (engine == Engine::kAten) {
-    run_calls(region);
-  } else {
-    try {
-      if (C10_UNLIKELY(compiler.validates.load(std::memory_order_relaxed))) {
-        validate(region);
-      } else if (!run_compiled(region)) {
-        run_refused(region);
-      }
-    } catch (...) {
-      for (const auto call : region.calls) {
-        fail(trace_.calls[call], current_failure());
-      }
+  wait_for_host(device_);
+  choice.run(engine, [&] {
+    run();
+    wait_for_host(device_);
+  });
+}
+
+void Runner::run_kernels_of(const Region& region) {
+  try {
+    if (C10_UNLIKELY(Compiler::get().validates.load(std::memory_order_relaxed))) {
+      validate(region);
+    } else if (!run_compiled(region)) {
+      run_refused(region);
     }
-  }
-  if (timed) {
-    wait_for_host(device_);
-    region.choice.add(engine, now() - begin);
+  } catch (...) {
+    for (const auto call : region.calls) {
+      fail(trace_.calls[call], current_failure());
+    }
   }
 }
 
@@ -223,26 +216,26 @@ bool Runner::run_compiled(const Region& region) {
     buffers.push_back(pointer(buffer));
   }
   c10::intrusive_ptr<c10::StorageImpl> arena;
-  if (region.arena != 0) {
-    arena = allocate_host(device_, region.arena);
+  if (region.code->arena != 0) {
+    arena = allocate_host(device_, region.code->arena);
   }
   auto* scratch = arena ? static_cast<char*>(arena->mutable_data()) : nullptr;
-  if (region.cuda != nullptr) {
-    if (!region.cuda->is_usable() || !are_aligned(region, buffers)) {
+  if (region.code->cuda != nullptr) {
+    if (!region.code->cuda->is_usable() || !are_aligned(region, buffers)) {
       return false;
     }
     launch_kernels(region, buffers, scratch, host_);
   } else {
-    if (!region.guard.empty()) {
+    if (!region.code->guard.empty()) {
       bool holds = false;
       buffers.push_back(&holds);
-      run_kernels(region, region.guard, buffers, scratch);
+      run_kernels(*region.code, region.code->guard, buffers, scratch);
       if (!holds) {
         return false;
       }
     }
-    run_kernels(region, region.kernels, buffers, scratch);
-    copy_home(region, buffers, scratch);
+    run_kernels(*region.code, region.code->kernels, buffers, scratch);
+    copy_home(*region.code, buffers, scratch);
   }
   return true;
 }
@@ -384,6 +377,9 @@ void Runner::run_call(const Call& call) {
   if (C10_UNLIKELY(signature.draws_hidden && has_portable_numbers(device_))) {
     const HiddenNumbers numbers(trace_.values[call.first_value + signature.value_count]);
     call_on_host(*signature.op, device_, stack_);
+  } else if (signature.product != nullptr && has_two_ways_) {
+    products +=
+        signature.product->run(stack_, [&] { call_on_host(*signature.op, device_, stack_); });
   } else {
     call_on_host(*signature.op, device_, stack_);
   }

@@ -24,6 +24,7 @@ class Runner {
 
   std::exception_ptr failure;  // the first one
   uint64_t relayouts = 0;
+  uint64_t products = 0;  // by oneDNN in place of the operator
 
  private:
   static constexpr size_t kAll = SIZE_MAX;
@@ -45,6 +46,7 @@ class Runner {
   void run_lists(size_t begin, size_t end);
   void run_part(const Call& call, size_t first, size_t last);
   void run_region(Region& region);
+  void run_kernels_of(const Region& region);
   bool run_compiled(const Region& region);
   void run_refused(const Region& region);
   void run_portable(const Region& region);
@@ -66,7 +68,8 @@ class Runner {
   const c10::DeviceIndex device_;
   const c10::Device host_;
   const bool is_portable_;
-  bool is_raising_ = false;  // a call is known to raise: it does so on the host
+  bool has_two_ways_ = false;  // of matrix products
+  bool is_raising_ = false;    // a call is known to raise: it does so on the host
   std::vector<SlotState> states_;
   std::vector<uint32_t> place_;  // of slots in the lists of some calls
   c10::Stack stack_;

@@ -182,6 +182,7 @@ Signature* SignatureTable::find(const Operator& op, const Arguments& arguments) 
 }
 
 void SignatureTable::insert(std::unique_ptr<Signature> signature) {
+  signature->product = Product::of(*signature);
   recent_.fill(nullptr);
   auto& bucket = table_[hash_words(*signature->op, signature->words)];
   for (auto& other : bucket) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "operator.h"
+#include "product.h"
 
 namespace tiny {
 
@@ -77,6 +78,7 @@ struct Signature {
       list_sizes;  // per return: kTensor, kConstant, or the length of a list of tensors
   std::vector<c10::IValue> constants;  // per return: what is the same in every call
   size_t fresh_bytes = 0;
+  std::unique_ptr<Product> product;  // if it is one that can be computed in two ways
   // Set when a run returned something else, e.g. after a global flag of PyTorch was changed.
   mutable std::atomic<bool> stale{false};
 };

@@ -6,8 +6,6 @@
 namespace tiny {
 namespace {
 
-constexpr size_t kMostPlans = 1024;
-constexpr size_t kDropped = 64;       // of them at a time
 constexpr size_t kRestartLength = 8;  // calls that must agree for a place to be a restart
 
 uint64_t next_trace_id() {
@@ -43,9 +41,10 @@ void write_words(const Trace& trace, std::vector<uint64_t>& words) {
   std::atomic_thread_fence(std::memory_order_acquire);  // after what those who let go had done
 }
 
-Plan make_plan(const Trace& trace, std::vector<uint64_t> words) {
+std::shared_ptr<Plan> make_plan(const Trace& trace, std::vector<uint64_t> words) {
   static std::atomic<uint64_t> next_id{1};
-  Plan plan;
+  auto made = std::make_shared<Plan>();
+  auto& plan = *made;
   plan.id = next_id.fetch_add(1);
   plan.words = std::move(words);
   const auto* slot_words =
@@ -73,7 +72,7 @@ Plan make_plan(const Trace& trace, std::vector<uint64_t> words) {
     plan.release.insert(plan.release.end(), slots.begin(), slots.end());
   }
   plan.release_begin.push_back(static_cast<uint32_t>(plan.release.size()));
-  return plan;
+  return made;
 }
 
 }  // namespace
@@ -181,10 +180,10 @@ std::shared_ptr<const Plan> PlanCache::find(const Trace& trace, bool& hit) {
   auto found = plans_.find(hash);
   hit = found != plans_.end() && found->second->words == words_;
   if (!hit) {
-    if (plans_.size() >= kMostPlans) {
+    if (plans_.size() >= most_plans.load(std::memory_order_relaxed)) {
       drop_old();
     }
-    found = plans_.insert_or_assign(hash, std::make_shared<Plan>(make_plan(trace, words_))).first;
+    found = plans_.insert_or_assign(hash, make_plan(trace, words_)).first;
   }
   found->second->last_used = ++moment_;
   return found->second;
@@ -203,7 +202,7 @@ std::vector<PlanCache::Plans::iterator> PlanCache::from_recent_to_old() {
 
 void PlanCache::drop_old() {
   const auto order = from_recent_to_old();
-  for (auto i = kMostPlans - kDropped; i < order.size(); ++i) {
+  for (auto i = order.size() - order.size() / 8; i < order.size(); ++i) {
     plans_.erase(order[i]);
   }
 }

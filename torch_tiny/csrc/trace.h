@@ -1,7 +1,9 @@
 // A trace: a straight-line program over storages, in the order it was recorded.
 #pragma once
 
+#include <atomic>
 #include <exception>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -85,7 +87,7 @@ void or_fail(Trace& trace, const Body& body) {
 }
 
 // How to run a trace: call by call, letting go of slots, or as compiled.
-struct Plan {
+struct Plan : std::enable_shared_from_this<Plan> {
   uint64_t id = 0;
   std::vector<uint64_t> words;               // all that the plan was made for
   std::vector<const Signature*> signatures;  // of its calls
@@ -97,9 +99,14 @@ struct Plan {
 
   // Guarded by the lock that is held while running.
   mutable uint64_t runs = 0;
+  mutable std::atomic<double> seconds{0};  // of all runs; read at any time
   mutable std::shared_ptr<Compiled> compiled;
   mutable std::shared_ptr<PlanGraph> graph;  // on CUDA memory
 };
+
+// What a device keeps; a test may want less, so that it fills sooner.
+inline std::atomic<size_t> most_plans{1024};
+inline std::atomic<size_t> most_signatures{16'384};
 
 class PlanCache {
  public:

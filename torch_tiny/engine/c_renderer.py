@@ -9,16 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from torch_tiny.engine import c_math
-from torch_tiny.uops import (
-    AddrSpace,
-    AxisType,
-    DType,
-    Ops,
-    Renderer,
-    UOp,
-    called_name,
-    dtypes,
-)
+from torch_tiny.uops import AddrSpace, AxisType, DType, Ops, Renderer, UOp, called_name, dtypes
 
 _C_NAMES = {
     dtypes.bool: "_Bool",
@@ -60,6 +51,8 @@ _HALF_BITS: dict[DType, Callable[[float], int]] = {
 
 _REDUCTIONS = {Ops.ADD: "+", Ops.MUL: "*", Ops.OR: "|", Ops.AND: "&"}
 
+SCALAR_MARK = '__asm__ volatile("");'
+"""Begins the body of a loop that gcc must leave as it is."""
 _MOST_UNROLLED = 16  # turns of a loop that gcc unrolls before it looks for vectors
 
 
@@ -153,7 +146,7 @@ def _render_one(
     f: Function, u: UOp, reductions: Mapping[UOp, list[tuple[str, UOp]]], divided: UOp | None
 ) -> None:
     match u.op:
-        case Ops.NOOP | Ops.GROUP | Ops.CONST | Ops.SINK | Ops.SPECIAL | Ops.BARRIER | Ops.STACK:
+        case Ops.NOOP | Ops.GROUP | Ops.CONST | Ops.SINK | Ops.BARRIER | Ops.STACK:
             return
         case Ops.PARAM:
             f.names[u] = f.pointers[u]
@@ -178,7 +171,7 @@ def _render_one(
             f.emit(f"for ({kind} {i} = {first}; {i} < {last}; {i}++) {{")
             f.depth += 1
             if u in f.scalar:
-                f.emit('__asm__ volatile("");')
+                f.emit(SCALAR_MARK)
         case Ops.END | Ops.ENDIF:
             f.depth -= 1
             f.emit("}")
@@ -227,11 +220,11 @@ def _operand(f: Function, u: UOp) -> str:
 
 def _expression(f: Function, u: UOp, name: str | None) -> str:
     if name is not None and u.dtype in dtypes.ints:
-        return wrapping(name, u.dtype, [_operand(f, s) for s in u.src[:2]])
+        return wrapping(name, u.dtype, [_operand(f, s) for s in u.src])
     if name is not None:
         if c_math.is_function(name):
             f.prototypes.add(c_math.prototype(name, u.dtype))
-        return c_math.expression(name, u.dtype, tuple(_operand(f, s) for s in u.src[:2]))
+        return c_math.expression(name, u.dtype, tuple(_operand(f, s) for s in u.src))
     if u.op is Ops.CAST and u.src[0].op is Ops.CONST:
         return constant(u.src[0].arg, u.dtype)
     source = [_operand(f, s) for s in u.src]

@@ -1,4 +1,4 @@
-"""Compiled plans on disk: one file each, safe to share, to delete and to find damaged.
+"""Plans and the code of regions on disk: a file each, safe to share, to delete and to find damaged.
 
 A file is a line with the digest of the rest, a line of JSON, and the bytes of a shared object.
 Nothing in it is used unless the file and its folder are ours alone to write and the digest fits; it
@@ -15,47 +15,92 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from torch_tiny.engine.plan import Built, Code, Plan, digest
+
 MOST_BYTES = 1 << 30
-_SUFFIX = ".plan"
-_UNFINISHED = ".part"
+_PLAN, _REGION, _UNFINISHED = ".plan", ".region", ".part"
 _LOOK = 0.05  # seconds between looks whether another process has compiled a plan
 
 
 class PlanFiles:
-    """A folder of compiled plans. A plan that cannot be read is "not there"."""
+    """A folder of plans and of compiled regions. What cannot be read is "not there"."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self._folder = folder
         self._most_bytes = most_bytes
 
-    def load(self, key: str) -> tuple[Any, bytes] | None:
-        """The plan and the shared object stored under a key, if there is one and it is sound."""
+    def load(self, key: str) -> tuple[Plan, dict[str, Built]] | None:
+        """The plan stored under a key with the code of all its regions, if all is there."""
+        found = self._loaded(f"{key}{_PLAN}")
+        if found is None:
+            return None
+        with suppress(TypeError, KeyError):
+            plan = Plan.from_json(found[0])
+            built = {code: self.load_code(code) for code in {one.code for one in plan.regions}}
+            whole = {code: one for code, one in built.items() if one is not None}
+            return (plan, whole) if len(whole) == len(built) else None
+        return None
+
+    def store(self, key: str, plan: Plan) -> str:
+        """Keep a plan; readers see all of it or nothing. Why the disk would not take it, or ""."""
+        trouble = self._stored(f"{key}{_PLAN}", plan.as_json(), b"")
+        with suppress(OSError):
+            self._drop_oldest()
+            self._drop_locks()
+        return trouble
+
+    def load_code(self, key: str) -> Built | None:
+        """A compiled region."""
+        found = self._loaded(f"{key}{_REGION}")
+        with suppress(TypeError):
+            return None if found is None else (Code.from_json(found[0]), found[1])
+        return None
+
+    def store_code(self, key: str, code: Code, library: bytes) -> str:
+        """Keep a region. What `store` says."""
+        return self._stored(f"{key}{_REGION}", code.as_json(), library)
+
+    def drop_code(self, key: str) -> None:
+        with suppress(OSError), self._opened() as folder:
+            os.unlink(f"{key}{_REGION}", dir_fd=folder)
+
+    def decide(self, key: str, threads: int, engine: str, is_refined: bool) -> str:
+        """Note which engine was faster for a region with so many threads. What `store` says."""
+        found = self.load_code(key)
+        if found is None or found[0].is_refined != is_refined:
+            return ""  # another process has dropped it, or written it in a better way
+        code, library = found
+        if code.engines.get(str(threads)) == engine:
+            return ""
+        code.engines[str(threads)] = engine
+        return self.store_code(key, code, library)
+
+    def _loaded(self, name: str) -> tuple[Any, bytes] | None:
         try:
             with self._opened() as folder:
-                content = _read(folder, f"{key}{_SUFFIX}")
+                content = _read(folder, name)
                 if content is None:
                     return None
-                digest, _, rest = content.partition(b"\n")
-                if hashlib.sha256(rest).hexdigest().encode() != digest:
-                    os.unlink(f"{key}{_SUFFIX}", dir_fd=folder)
+                said, _, rest = content.partition(b"\n")
+                if hashlib.sha256(rest).hexdigest().encode() != said:
+                    os.unlink(name, dir_fd=folder)
                     return None
                 with suppress(OSError):  # of a disk that is only read
-                    os.utime(f"{key}{_SUFFIX}", dir_fd=folder)  # what was used last goes last
-            plan, _, library = rest.partition(b"\n")
-            return json.loads(plan), library
+                    os.utime(name, dir_fd=folder)  # what was used last goes last
+            head, _, library = rest.partition(b"\n")
+            return json.loads(head), library
         except (OSError, ValueError):
             return None
 
-    def store(self, key: str, plan: Any, library: bytes) -> str:
-        """Keep a plan; readers see all of it or nothing. Why the disk would not take it, or ""."""
-        rest = json.dumps(plan).encode() + b"\n" + library
+    def _stored(self, name: str, head: Any, library: bytes) -> str:
+        rest = json.dumps(head).encode() + b"\n" + library
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._opened():
@@ -66,25 +111,13 @@ class PlanFiles:
                 try:
                     file.write(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
                     file.close()
-                    Path(file.name).replace(self._folder / f"{key}{_SUFFIX}")
+                    Path(file.name).replace(self._folder / name)
                 except OSError:
                     Path(file.name).unlink()
                     raise
-            self._drop_oldest()
-            self._drop_locks()
         except OSError as error:
             return f"{self._folder}: {error.strerror or error}"
         return ""
-
-    def decide(self, key: str, engines: Sequence[str]) -> str:
-        """Note which engine was faster for each region of a plan. What `store` says."""
-        found = self.load(key)
-        if found is None or len(found[0]["regions"]) != len(engines):
-            return ""  # another process has dropped it, or made it anew
-        plan, library = found
-        for region, engine in zip(plan["regions"], engines, strict=True):
-            region["engine"] = engine
-        return self.store(key, plan, library)
 
     @contextmanager
     def alone(self, key: str, ends: threading.Event, patience: float) -> Iterator[None]:
@@ -119,7 +152,7 @@ class PlanFiles:
 
     def _drop_oldest(self) -> None:
         files = []
-        kept = (self._folder.glob(f"*{suffix}") for suffix in (_SUFFIX, _UNFINISHED))
+        kept = (self._folder.glob(f"*{suffix}") for suffix in (_PLAN, _REGION, _UNFINISHED))
         for path in itertools.chain.from_iterable(kept):
             with suppress(OSError):  # another process was faster
                 status = path.stat()
@@ -141,14 +174,10 @@ class PlanFiles:
                     os.close(file)
 
 
-def key_of(trace: str, everything: bool, target: str, threads: int) -> str:
-    """Names what a plan depends on: the trace, our code, the versions and the processor.
-
-    What is faster depends on the number of threads as well.
-    """
+def context_of(everything: bool, target: str) -> str:
+    """What code depends on besides what it computes: our own, versions, and the processor."""
     made_by = _nvrtc_version() if target.startswith("sm_") else _gcc_version()
-    parts = (trace, str(everything), target, str(threads), _code_version(), made_by, _processor())
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return digest(str(everything), target, _code_version(), made_by, _processor())
 
 
 @cache
@@ -157,12 +186,12 @@ def _code_version() -> str:
     import torch
 
     root = Path(__file__).parent.parent
-    digest = hashlib.sha256(torch.__version__.encode())
+    found = hashlib.sha256(torch.__version__.encode())
     with suppress(metadata.PackageNotFoundError):
-        digest.update(metadata.version("tinygrad").encode())
+        found.update(metadata.version("tinygrad").encode())
     for path in sorted(root.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def _gcc_version() -> str:

@@ -1,10 +1,10 @@
-"""Long reductions in pieces, for threads to share: kernels of their own, and one of the results."""
+"""Reductions as kernels of their own: long ones in pieces, for threads to share, and repeated."""
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from torch_tiny.engine.codegen_nest import Nest, place_of
+from torch_tiny.engine.codegen_nest import Nest, place_of, stored_first
 from torch_tiny.uops import AxisType, DType, Ops, UOp, simplified
 from torch_tiny.uops.cascade import extent
 
@@ -54,6 +54,24 @@ def cut_reductions(
         results = buffer.index(simplified(again * nest.size + place))
         totals[reduce] = reduce.replace(src=(results, again))
     return [*cut, Nest(nest.loops, nest.target, nest.index, nest.value.substitute(totals))]
+
+
+def without_repetition(nest: Nest, new_buffer: Callable[[DType, int], UOp]) -> Iterator[Nest]:
+    """Reductions that do not depend on all loops get a kernel of their own.
+
+    Loops have an outside where to compute them first, blocks have not.
+    """
+    for _ in nest.reduces:
+        for reduce in nest.reduces:
+            loops = tuple(r for r in nest.loops if r in reduce.ranges)
+            size = math.prod(map(extent, loops))
+            if len(loops) == len(reduce.ranges) and size < nest.size:
+                break
+        else:
+            break
+        first, nest = stored_first(nest, reduce, loops, new_buffer)
+        yield first
+    yield nest
 
 
 def _stands_alone(reduce: UOp, nest: Nest) -> bool:

@@ -28,7 +28,7 @@ class Limits:
     short_row: int = 0
 
 
-def fuse(nests: Sequence[Nest], kept: set[int], limits: Limits = Limits()) -> list[UOp]:  # noqa: B008
+def fuse(nests: Sequence[Nest], kept: set[int], limits: Limits = Limits()) -> list[UOp]:
     """SINKs of fused kernels, in order. kept: slots of buffers that exist outside of the region."""
     groups = _group(nests, limits)
     readers: dict[UOp, set[int]] = {}

@@ -14,6 +14,7 @@ from torch_tiny.uops import (
     called_name,
     dtypes,
     identity_element,
+    new_numbers,
     simplified,
     sink_of,
     stride,
@@ -26,6 +27,8 @@ FAR_APART = 16384  # within a page, several streams of loads confuse the prefetc
 MAX_COLUMNS = 1024  # accumulated side by side, in the first-level cache
 ROWS_AT_ONCE = 8  # added to the columns in one step, so that they are loaded and stored less often
 TILE = 32
+MOST_WRITTEN_OUT = 9  # elements of a reduction without a loop
+MOST_WRITTEN_NODES = 64  # of what it reduces
 BLOCK_BYTES = 1024  # of a sum: a chain of 32 additions for each lane of a vector
 
 # Local buffers are told apart by number; those of codegen_fuse start at 0.
@@ -34,7 +37,8 @@ _COLUMN_SLOTS, _TILE_SLOTS = 1_000_000, 2_000_000
 
 def shape_loops(sink: UOp) -> UOp:
     """The kernel with its loops rearranged. Results change by the rounding of sums only."""
-    for shape in (_order_reductions, _accumulate_columns, _tile, _several_accumulators):
+    shapes = (_write_out, _order_reductions, _accumulate_columns, _tile, _several_accumulators)
+    for shape in shapes:
         sink = shape(sink)
     return cascaded(sink, _block)
 
@@ -52,11 +56,6 @@ def _shortened(loop: UOp, steps: int) -> UOp:
     return loop.replace(src=(UOp.const(steps),), arg=(*loop.arg[:-1], AxisType.WEAK))
 
 
-def _new_ids(sink: UOp) -> "itertools.count[int]":
-    used = (u.arg[0] for u in sink.toposort() if u.op is Ops.RANGE)
-    return itertools.count(1 + max(used, default=0))
-
-
 def _only_nest(sink: UOp) -> tuple[UOp, list[UOp]] | None:
     """(body, loops from the outside in) where the kernel is one nest of loops."""
     ends = [u for u in sink.toposort() if u.op is Ops.END]
@@ -65,12 +64,42 @@ def _only_nest(sink: UOp) -> tuple[UOp, list[UOp]] | None:
     return ends[0].src[0], sorted(ends[0].src[1:], key=lambda r: r.arg)
 
 
+# --- reductions of a few elements ---
+
+
+def _write_out(sink: UOp) -> UOp:
+    """The maximum of a pooling's window, and where it is, without loops that end at once."""
+    while (short := next(filter(_is_short, sink.toposort()), None)) is not None:
+        loops = sorted(short.src[1:], key=lambda r: r.arg)
+        places = itertools.product(*(range(extent(loop)) for loop in loops))
+        parts = [
+            substituted(short.src[0], dict(zip(loops, map(UOp.const, at), strict=True)))
+            for at in places
+        ]
+        sink = substituted(sink, {short: _in_pairs(short.arg[0], parts)})
+    return sink
+
+
+def _is_short(u: UOp) -> bool:
+    """Of integers, which a maximum of floats is one of as well: their order does not matter."""
+    if u.op is not Ops.REDUCE or u.arg[0] is not Ops.MAX or u.dtype in dtypes.floats:
+        return False
+    loops = set(u.src[1:])
+    if any(loop.src[0].op is not Ops.CONST for loop in loops):
+        return False
+    if math.prod(map(extent, loops)) > MOST_WRITTEN_OUT:
+        return False
+    moving = [x for x in u.src[0].toposort() if loops & set(x.ranges)]
+    is_simple = not any(x.op in (Ops.REDUCE, Ops.AFTER, Ops.END) for x in moving)
+    return is_simple and len(moving) <= MOST_WRITTEN_NODES
+
+
 # --- reductions over several loops ---
 
 
 def _order_reductions(sink: UOp) -> UOp:
     """Of the loops of a reduction the one with the shortest steps goes innermost."""
-    ids = _new_ids(sink)
+    ids = new_numbers(sink)
     renamed: dict[UOp, UOp] = {}
     for reduce in (u for u in sink.toposort() if u.op is Ops.REDUCE):
         steps = {
@@ -89,7 +118,7 @@ def _order_reductions(sink: UOp) -> UOp:
 
 def _accumulate_columns(sink: UOp) -> UOp:
     """out[c] = sum over r of x[r, c] reads x by rows, and adds each to a row of accumulators."""
-    ids = _new_ids(sink)
+    ids = new_numbers(sink)
     while ends := [u for u in sink.toposort() if u.op is Ops.END and u.tag != _SHAPED]:
         end = ends[0]
         around = end.src[0].toposort(gate=lambda u: u.op is not Ops.AFTER)
@@ -220,7 +249,7 @@ def _tile(sink: UOp) -> UOp:
     sizes = [_divisor(extent(r), TILE) for r in pair]
     if min(sizes) < 8:
         return sink
-    ids = _new_ids(sink)
+    ids = new_numbers(sink)
     counts = [(r, extent(r) // n) for r, n in zip(pair, sizes, strict=True)]
     tiles = [_shortened(r, n) for r, n in counts]
     around = tuple(r for r in (*(x for x in loops if x not in pair), *tiles) if extent(r) > 1)
@@ -250,7 +279,7 @@ def _several_accumulators(sink: UOp) -> UOp:
     """A cheap reduction waits for its last addition: four quarters of the row at once do not."""
     reduces = [u for u in sink.toposort() if u.op is Ops.REDUCE and _is_cheap(u)]
     fewer: dict[UOp, UOp] = {}
-    ids = _new_ids(sink) if reduces else itertools.count()
+    ids = new_numbers(sink) if reduces else itertools.count()
     for reduce in reduces:
         last = max(reduce.src[1:], key=lambda r: r.arg)
         if last not in fewer and extent(last) >= FAR_APART:

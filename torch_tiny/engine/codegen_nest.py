@@ -1,11 +1,11 @@
 """A kernel of the schedule: loops around one store, and how its loads move with the loops."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from torch_tiny.uops import AddrSpace, Ops, UOp, simplified, sink_of, stride
+from torch_tiny.uops import AddrSpace, DType, Ops, UOp, simplified, sink_of, stride, substituted
 from torch_tiny.uops.cascade import extent
 
 
@@ -43,7 +43,17 @@ class Nest:
         return sink_of(self.target.index(self.index).store(self.value).end(*self.loops))
 
 
-_MEMORY = (AddrSpace.GLOBAL, AddrSpace.LOCAL)
+def stored_first(
+    nest: Nest, part: UOp, loops: tuple[UOp, ...], new_buffer: Callable[[DType, int], UOp]
+) -> tuple[Nest, Nest]:
+    """A part of its value as a nest over some of its loops, and the nest that loads that."""
+    index = place_of(loops)
+    buffer = new_buffer(part.dtype, math.prod(map(extent, loops)))
+    value = substituted(nest.value, {part: buffer.index(index)})
+    return Nest(loops, buffer, index, part), Nest(nest.loops, nest.target, nest.index, value)
+
+
+MEMORY = (AddrSpace.GLOBAL, AddrSpace.LOCAL)
 
 
 def place_of(loops: Iterable[UOp]) -> UOp:
@@ -56,7 +66,7 @@ def place_of(loops: Iterable[UOp]) -> UOp:
 
 def loads(u: UOp) -> list[UOp]:
     """Loads, and places stored to: INDEX of a buffer in memory."""
-    return [x for x in u.toposort() if x.op is Ops.INDEX and x.addrspace in _MEMORY]
+    return [x for x in u.toposort() if x.op is Ops.INDEX and x.addrspace in MEMORY]
 
 
 def is_contiguous_along(loop: UOp, reduces: Iterable[UOp]) -> bool:

@@ -1,9 +1,10 @@
 """Gives each argument of the kernels its memory, in place where that is safe, and renders them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch_tiny.engine import c_lanes, c_math, c_renderer
+from torch_tiny.engine.codegen_home import Lines, Program, accesses, homes, used
 from torch_tiny.engine.codegen_routine import Written
 from torch_tiny.linalg.kernel import MATRICES, Style
 from torch_tiny.uops import AddrSpace, AxisType, Ops, UOp
@@ -23,54 +24,21 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Program:
-    """Kernels in order; then each (temporary, buffer) of copies is copied home."""
+class Body(Lines):
+    """How it is written if it is a routine."""
 
-    kernels: tuple[Kernel, ...]
-    temporaries: tuple[int, ...]  # bytes of each
-    copies: tuple[tuple[int, int], ...]
-    source: str  # one C file
-
-
-@dataclass(frozen=True)
-class Body:
-    """A kernel as linear UOps. PARAM k stands for slots[k]."""
-
-    uops: tuple[UOp, ...]
-    slots: tuple[int, ...]
     routine: Written | None = None
 
-    def params(self) -> list[UOp]:
-        return [u for u in self.uops if u.op is Ops.PARAM]
 
-
-def place(count: int, bodies: Sequence[Body], numbers: Mapping[int, int | None]) -> Program:
-    """numbers[slot]: what a slot is. Below `count` a buffer of the region, count+i the new content
-    of buffer i, None a temporary."""
-    temporaries: list[int] = []
-    home: dict[int, int] = {}  # slot -> buffer or -1-temporary
-    copies: list[tuple[int, int]] = []
-    used = {body.slots[u.arg.slot]: u for body in bodies for u in body.params()}
-    accesses = [_accesses(body) for body in bodies]
-    for slot, param in used.items():
-        number = numbers[slot]
-        if number is not None and number < count:
-            home[slot] = number
-            continue
-        if number is not None:
-            old = {s for s, n in numbers.items() if n == number - count}
-            if _may_overwrite(slot, old, accesses):
-                home[slot] = number - count
-                continue
-            copies.append((len(temporaries), number - count))
-        temporaries.append(param.max_numel() * param.dtype.itemsize)
-        home[slot] = -len(temporaries)
-
+def place(count: int, bodies: Sequence[Body], numbers: Mapping[int, int | None]) -> Program[Kernel]:
+    """numbers[slot]: what a slot is, see `homes`."""
+    found = [accesses(body.uops, body.slots) for body in bodies]
+    home = homes(used(bodies), numbers, count, found)
     kernels: list[Kernel] = []
     prototypes: set[str] = set()
     made: dict[tuple[tuple[UOp, ...], tuple[int, ...]], Kernel] = {}
     for body in bodies:
-        places = [home[body.slots[u.arg.slot]] for u in body.params()]
+        places = body.places(home)
         order = tuple(dict.fromkeys(places))
         arguments = tuple(order.index(p) for p in places)
         if (body.uops, arguments) not in made:
@@ -78,21 +46,16 @@ def place(count: int, bodies: Sequence[Body], numbers: Mapping[int, int | None])
             made[body.uops, arguments] = kernel
             prototypes |= needed
         kernels.append(replace(made[body.uops, arguments], buffers=order))
-    source = "\n".join(
-        (
-            "#include <stdint.h>",
-            *sorted(prototypes),
-            c_math.HELPERS,
-            *(k.source for k in made.values()),
-        )
-    )
-    return Program(tuple(kernels), tuple(temporaries), tuple(copies), source)
+    texts = (kernel.source for kernel in made.values())
+    source = "\n".join(("#include <stdint.h>", *sorted(prototypes), c_math.HELPERS, *texts))
+    return Program(tuple(kernels), home.temporaries, home.copies, source)
 
 
 def _kernel(name: str, body: Body, arguments: tuple[int, ...]) -> tuple[Kernel, set[str]]:
     """arguments: for each PARAM its place in the kernel's buffers."""
     pointers = dict(zip(body.params(), arguments, strict=True))
-    written = {pointers[_buffer(u)] for u in body.uops if _is_global_store(u)}
+    stores = (u.src[0] for u in body.uops if u.op is Ops.STORE)
+    written = {pointers[u.buf_uop] for u in stores if u.addrspace is AddrSpace.GLOBAL}
     if body.routine is not None:
         return _routine(name, body.routine, pointers, written)
     divided = _divided_loop(body.uops)
@@ -136,50 +99,6 @@ def _divided_loop(body: Sequence[UOp]) -> UOp | None:
         chain.append(at)
     large = (loop for loop in chain if int(loop.vmax) + 1 >= _ENOUGH_TO_DIVIDE)
     return next(large, max(chain, key=lambda loop: int(loop.vmax), default=None))
-
-
-def _buffer(access: UOp) -> UOp:
-    """The PARAM or BUFFER that a LOAD or STORE goes to."""
-    u = access.src[0]
-    while u.op not in (Ops.PARAM, Ops.BUFFER):
-        u = u.src[0]
-    return u
-
-
-def _is_global_store(u: UOp) -> bool:
-    return u.op is Ops.STORE and u.src[0].addrspace is AddrSpace.GLOBAL
-
-
-# slot -> positions and indices of what is done with it, in one kernel
-_Accesses = dict[tuple[Ops, int], list[tuple[int, UOp]]]
-
-
-def _accesses(body: Body) -> _Accesses:
-    found: _Accesses = {}
-    for position, u in enumerate(body.uops):
-        if u.op in (Ops.LOAD, Ops.STORE) and (buffer := _buffer(u)).op is Ops.PARAM:
-            access = (position, u.src[0].src[1])
-            found.setdefault((u.op, body.slots[buffer.arg.slot]), []).append(access)
-    return found
-
-
-def _may_overwrite(output: int, old: Iterable[int], accesses: Sequence[_Accesses]) -> bool:
-    """Whether the output may take its buffer's memory while the old content is still being read.
-
-    Readers must run before the writer, or read, in the writer, just what they are about to replace.
-    """
-    written = False
-    for kernel in accesses:
-        loads = [a for slot in old for a in kernel.get((Ops.LOAD, slot), ())]
-        stores = kernel.get((Ops.STORE, output), [])
-        if loads and written:
-            return False
-        written = written or bool(stores)
-        if loads and stores:
-            indices = {index for _, index in (*loads, *stores)}
-            if len(indices) > 1 or max(p for p, _ in loads) > min(p for p, _ in stores):
-                return False
-    return True
 
 
 def _most_trips(loop: UOp) -> int:

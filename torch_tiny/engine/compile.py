@@ -1,177 +1,99 @@
-"""From the text of a trace to a plan: steps, regions and one shared object with their kernels."""
+"""From the text of a trace to a plan: its steps, and the code of the regions among them."""
 
-import json
 import re
-from collections.abc import Hashable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from torch_tiny.engine import rows
-from torch_tiny.engine.codegen import Program as CpuProgram
+from torch_tiny.engine.codegen import GccError, TooLongError
+from torch_tiny.engine.codegen_home import Program
+from torch_tiny.engine.plan import Built, Code, Made, Place, Plan, Remembered, digest
 from torch_tiny.engine.rows import lists_of
-from torch_tiny.engine.target import Program, Target, target_of
-from torch_tiny.graph import Group, Values, group, values
+from torch_tiny.engine.target import Target, target_of
 from torch_tiny.lower import NoLowering, has_lowering, is_heavy
-from torch_tiny.trace import SCALAR_TYPE_NUMBERS, Call, Tensor, Trace, read_trace
+from torch_tiny.regions import Group, group
+from torch_tiny.trace import SCALAR_TYPE_NUMBERS, Call, Slot, Tensor, Trace, read_trace
 from torch_tiny.uops import compiling
+from torch_tiny.values import Values, values
+
+T = TypeVar("T")
 
 _MOST_LISTED = 4  # tensors in a list
 _NO_SHARED_LOOP = "of many tensors, which do not share a loop"
-_FEW_REGIONS = 2  # in which a program spends its time: worth trying other ways to write them
-
-
-@dataclass
-class Plan:
-    """What the core installs, as JSON values."""
-
-    steps: list[tuple[int, int, list[int]]]
-    """(call, region, slots to let go of); -1 for none."""
-    regions: list[dict[str, Any]]
-    not_lowered: dict[str, str]
-    """Operators that stay calls, and why."""
-    failed: list[tuple[int, str]]
-    """Calls among those that a fault of ours or of tinygrad's keeps out of regions, and which."""
-    sources: dict[str, str]
-    """The C of each program; a region names its own."""
 
 
 def compile_trace(
-    text: str, library: Path, everything: bool = False, target: str | Target = "cpu"
-) -> Plan:
-    """Compile the regions of a trace into `library`, which is not made if there is none.
+    text: str,
+    everything: bool = False,
+    target: str | Target = "cpu",
+    known: Remembered | None = None,
+    context: str = "",
+    refined: Collection[str] = (),
+) -> Made:
+    """The plan of a trace; what `known` has of its regions is not compiled again.
 
     everything: also what PyTorch's own kernels do better, such as matrix products.
+    context: whatever else code depends on, such as versions; part of its keys.
+    refined: keys of regions to write in other ways, too, of which the fastest is taken.
     """
-    with compiling():
-        return _compiled(read_trace(text), library, everything, target)
-
-
-def _compiled(trace: Trace, library: Path, everything: bool, target: str | Target) -> Plan:
     to = target_of(target) if isinstance(target, str) else target
-    compiler = _Compiler(trace, everything, to)
-    groups = compiler.groups()
-    compiler.choose_variants(library)
-    return Plan(
-        _steps(trace, groups),
-        [compiler.region(g) for g in groups if g.is_region],
-        compiler.not_lowered,
-        compiler.failed,
-        {g_name(i): _own_source(c.program) for i, c in enumerate(compiler.unique)},
-    )
-
-
-def g_name(number: int) -> str:
-    return f"r{number}"
-
-
-@dataclass
-class _Candidate:
-    """The ways to write one region, of which one is chosen."""
-
-    values: Values
-    variants: list[Program]
-    guard: Program | None
-    """Tells whether the region may run: one bool into the buffer after the last."""
-    first_call: int
-    by_rows: bool = False
-    """Made for kinds of tensors, in one way."""
-    chosen: int = 0
-
-    @property
-    def program(self) -> Program:
-        return self.variants[self.chosen]
+    with compiling():
+        compiler = _Compiler(read_trace(text), everything, to, known or Remembered(), context)
+        return compiler.made(refined)
 
 
 class _Compiler:
-    def __init__(self, trace: Trace, everything: bool, target: Target) -> None:
+    def __init__(
+        self, trace: Trace, everything: bool, target: Target, known: Remembered, context: str
+    ) -> None:
         self._trace = trace
         self._target = target
         self._everything = everything
-        self.not_lowered: dict[str, str] = {}
-        self.failed: list[tuple[int, str]] = []
+        self._known = known
+        self._context = context
+        self._not_lowered: dict[str, str] = {}
+        self._failed: list[tuple[int, str]] = []
         self._refused: set[int] = set()
-        self.unique: list[_Candidate] = []
-        self._by_key: dict[str, int] = {}
-        self._of_group: dict[int, tuple[int, Values]] = {}
+        self._built: dict[str, Built] = {}
         self._kinds: dict[int, Hashable] = {}
+        self._fresh = 0
+        self._trouble = ""
 
-    def groups(self) -> list[Group]:
-        """The steps, after calls that turned out not to be lowered were taken out of regions."""
+    def made(self, refined: Collection[str]) -> Made:
+        """After calls that turned out not to be compiled were taken out of regions."""
         while True:
             groups = group(self._trace, self._belongs, self._lists)
-            before = len(self._refused)
-            for number, one in enumerate(groups):
-                if one.is_region:
-                    self._evaluate(one, _needed_after(self._trace, groups, number))
-            if len(self._refused) == before:
-                return groups
-            self._of_group.clear()
+            refused = len(self._refused)
+            places = self._places(groups, refined)
+            if len(self._refused) == refused:
+                break
+        plan = Plan(_steps(self._trace, groups), places, self._not_lowered, self._failed)
+        used = {place.code: self._built[place.code] for place in places}
+        return Made(plan, used, self._fresh, self._trouble)
 
-    def choose_variants(self, library: Path) -> None:
-        if not self.unique:
-            return
-        if len(self.unique) <= _FEW_REGIONS and not self._everything:
-            for candidate in self.unique:
-                self._add_variants(candidate)
-        programs = {
-            f"{g_name(i)}v{k}": program
-            for i, candidate in enumerate(self.unique)
-            for k, program in enumerate(candidate.variants)
-        }
-        for i, candidate in enumerate(self.unique):
-            if candidate.guard is not None:
-                programs[f"{g_name(i)}g"] = candidate.guard
-        self._target.build(programs, library)
-        for i, candidate in enumerate(self.unique):
-            if len(candidate.variants) > 1:
-                buffers = candidate.values.buffers
-                times = self._target.times(library, g_name(i), candidate.variants, buffers)
-                candidate.chosen = times.index(min(times))
-
-    def region(self, one: Group) -> dict[str, Any]:
-        number, own = self._of_group[one.calls[0].number]
-        candidate = self.unique[number]
-        program = candidate.program
-        prefix = f"{g_name(number)}v{candidate.chosen}"
-        kernels = self._target.kernels(program, prefix)
-        guard = self._guard_kernels(candidate, f"{g_name(number)}g")
-        used = {place for kernel in (*kernels, *guard) for place in kernel["buffers"]}
-        return {
-            "name": _describe(one.calls),
-            "program": g_name(number),
-            "calls": [call.number for call in one.calls],
-            "buffers": [
-                {
-                    "slot": buffer.slot,
-                    "written": i in own.outputs,
-                    "read": i in used,
-                    "dtype": SCALAR_TYPE_NUMBERS[buffer.dtype],
-                    "nbytes": buffer.size * buffer.dtype.itemsize,
-                    "offset": buffer.offset,
-                }
-                if buffer.slot is not None
-                else {
-                    "call": buffer.call,
-                    "value": buffer.value,
-                    "item": buffer.item,
-                    "dtype": str(buffer.dtype).removeprefix("torch."),
-                }
-                for i, buffer in enumerate(own.buffers)
-            ],
-            "made": own.made,
-            "kernels": kernels,
-            "guard": guard,
-            "temporaries": [
-                *program.temporaries,
-                *(() if candidate.guard is None else candidate.guard.temporaries),
-            ],
-            "copies": [
-                (temporary, buffer, own.buffers[buffer].size * own.buffers[buffer].dtype.itemsize)
-                for temporary, buffer in program.copies
-            ],
-            "engine": "",
-        }
+    def _places(self, groups: list[Group], refined: Collection[str]) -> list[Place]:
+        """Code is made once no call is refused any more: regions may be others then."""
+        regions = [
+            _Region(self._trace, one, needed_after, self._context)
+            for one, needed_after in zip(groups, _needed_after(self._trace, groups), strict=True)
+            if one.is_region
+        ]
+        refused = len(self._refused)
+        new = {one.key: one for one in regions if not self._is_known(one, one.key in refined)}
+        written = {key: self._tried(one, self._written) for key, one in new.items()}
+        if len(self._refused) == refused:
+            for key, one in new.items():
+                self._compile(one, written[key], key in refined)
+        return [
+            Place(
+                one.key,
+                _described(one.original),
+                one.slots,
+                [call.number for call in one.original],
+            )
+            for one in regions
+        ]
 
     def _belongs(self, call: Call) -> bool:
         if call.number in self._refused or call.is_transfer:
@@ -205,57 +127,81 @@ class _Compiler:
 
     def _refuse(self, call: Call, why: str) -> None:
         self._refused.add(call.number)
-        self.not_lowered.setdefault(call.op, why)
+        self._not_lowered.setdefault(call.op, why)
 
-    def _evaluate(self, one: Group, needed_after: set[int]) -> None:
+    def _is_known(self, region: "_Region", in_other_ways: bool) -> bool:
+        """Whether there is code for it, or never will be."""
+        if region.key in self._built and not in_other_ways:
+            return True
+        if (why := self._known.given_up.get(region.key)) is not None:
+            self._give_up(region, why)
+            return True
+        found = self._known.load_code(region.key)
+        if found is not None:
+            self._built[region.key] = found
+        return found is not None and (found[0].is_refined or not in_other_ways)
+
+    def _give_up(self, region: "_Region", why: str) -> None:
+        for call in region.original:
+            self._refuse(call, why)
+
+    def _compile(self, region: "_Region", written: "_Written | None", in_other_ways: bool) -> None:
+        assert written is not None
+        before = self._built.get(region.key)
+        if in_other_ways:
+            self._add_variants(written, region)
+        is_refined = in_other_ways or written.in_one_way
+        found: Built | None = None
+        if before is None or len(written.variants) > 1:
+            found = self._tried(region, lambda _: written.built(self._target, is_refined))
+        if before is not None and (found is None or found[0].chosen == 0):
+            found = (replace(before[0], is_refined=True), before[1])  # no other way is better
+        if found is not None:
+            self._built[region.key] = found
+            self._fresh += 1
+            self._trouble = self._known.store_code(region.key, *found) or self._trouble
+
+    def _tried(self, region: "_Region", make: "Callable[[_Region], T]") -> "T | None":
+        """What `make` gives; None if it failed, and then calls are refused from now on."""
         try:
-            if one.kind is not None and self._evaluate_rows(one, needed_after):
-                return
-            if not self._everything and one.kind is not None and any(map(_is_long, one.calls)):
-                for call in one.calls:
-                    self._refuse(call, _NO_SHARED_LOOP)
-                return
-            own = values(self._trace, one.calls, needed_after)
-            if own.guarded and not self._target.can_check:
-                for call in own.guarded:
-                    self._refuse(call, "PyTorch's own kernel checks the data")
-                return
-            key = _key(self._trace, one.calls, needed_after)
-            if key not in self._by_key:
-                program = self._target.generate(own, own.outputs, self._target.variants[0])
-                guard = self._guard(own)
-                self.unique.append(_Candidate(own, [program], guard, one.calls[0].number))
-                self._by_key[key] = len(self.unique) - 1
-            self._of_group[one.calls[0].number] = (self._by_key[key], own)
-        except MemoryError:
+            return make(region)
+        except (MemoryError, OSError, GccError):  # of the surroundings: another time it may work
             raise
+        except TooLongError as error:
+            reason = f"{_described(region.original)}: {error}"
+            self._failed.append((region.original[0].number, reason))
+            if region.key not in self._built:
+                self._known.given_up[region.key] = str(error)
+                self._give_up(region, str(error))
         except Exception as error:  # a bug in a lowering or in tinygrad costs speed, nothing else
-            self._blame(one, error)
+            self._blame(region, error)
+        return None
 
-    def _evaluate_rows(self, one: Group, needed_after: set[int]) -> bool:
-        """Whether calls on lists were compiled by the kinds of their elements."""
-        key = _key(self._trace, one.calls, needed_after)
-        found = rows.compiled(one.calls, needed_after, self._by_elements)
-        if found is None:
-            return False
-        own, program = found
-        if key not in self._by_key:
-            first = one.calls[0].number
-            self.unique.append(_Candidate(own, [program], None, first, by_rows=True))
-            self._by_key[key] = len(self.unique) - 1
-        self._of_group[one.calls[0].number] = (self._by_key[key], own)
-        return True
+    def _written(self, region: "_Region") -> "_Written | None":
+        """None where calls were refused."""
+        if region.kind is not None:
+            by_rows = rows.compiled(region.calls, region.needed_after, self._generated)
+            if by_rows is not None:
+                return _Written(by_rows[0], [by_rows[1]], None, in_one_way=True)
+            if not self._everything and any(map(_is_long, region.calls)):
+                for call in region.original:
+                    self._refuse(call, _NO_SHARED_LOOP)
+                return None
+        own = values(region.trace, region.calls, region.needed_after)
+        if own.guarded and not self._target.can_check:
+            for call in own.guarded:
+                self._refuse(region.original[call.number], "PyTorch's own kernel checks the data")
+            return None
+        return _Written(own, [self._generated(own)], self._guard(own))
 
-    def _by_elements(self, own: Values) -> CpuProgram:
-        program = self._target.generate(own, own.outputs, self._target.variants[0])
-        assert isinstance(program, CpuProgram)
-        return program
+    def _generated(self, own: Values) -> Program[Any]:
+        return self._target.generate(own, own.outputs, self._target.variants[0])
 
-    def _add_variants(self, candidate: _Candidate) -> None:
+    def _add_variants(self, written: "_Written", region: "_Region") -> None:
         """Programs that differ from the first."""
-        if candidate.by_rows:
+        if written.in_one_way:
             return
-        own, seen = candidate.values, {candidate.program.source}
+        own, seen = written.values, {written.variants[0].source}
         for variant in self._target.variants[1:]:
             try:
                 program = self._target.generate(own, own.outputs, variant)
@@ -263,45 +209,130 @@ class _Compiler:
                 raise
             except Exception as error:  # there is the first one; but it is told
                 reason = f"written as {variant}: {type(error).__name__}: {error}"
-                self.failed.append((candidate.first_call, reason))
+                self._failed.append((region.original[0].number, reason))
                 continue
             if program.source not in seen:
                 seen.add(program.source)
-                candidate.variants.append(program)
+                written.variants.append(program)
 
-    def _guard(self, own: Values) -> Program | None:
+    def _guard(self, own: Values) -> Program[Any] | None:
         if own.guard is None:
             return None
         outputs = {len(own.buffers): own.guard.reshape((1,))}
         return self._target.generate(own, outputs, self._target.variants[0])
 
-    def _guard_kernels(self, candidate: _Candidate, prefix: str) -> list[dict[str, Any]]:
-        """Its temporaries come after those of the region's own program."""
-        if candidate.guard is None:
-            return []
-        shift = len(candidate.program.temporaries)
-        kernels = self._target.kernels(candidate.guard, prefix)
-        for kernel in kernels:
-            kernel["buffers"] = [b if b >= 0 else b - shift for b in kernel["buffers"]]
-        return kernels
-
-    def _blame(self, one: Group, why: Exception) -> None:
+    def _blame(self, region: "_Region", why: Exception) -> None:
         """Find the calls that cannot be compiled even alone; all of them if there are none."""
-        errors = [(call, self._error_of(call)) for call in one.calls]
+        errors = [(call, self._error_of(region, call)) for call in region.calls]
         alone = [(call, error) for call, error in errors if error is not None]
-        for call, error in alone or [(call, why) for call in one.calls]:
+        for call, error in alone or [(call, why) for call in region.calls]:
             reason = f"{type(error).__name__}: {error}"
-            self._refuse(call, reason)
+            original = region.original[call.number]
+            self._refuse(original, reason)
             if not isinstance(error, NoLowering):
-                self.failed.append((call.number, f"{call.op}: {reason}"))
+                self._failed.append((original.number, f"{call.op}: {reason}"))
 
-    def _error_of(self, call: Call) -> Exception | None:
+    def _error_of(self, region: "_Region", call: Call) -> Exception | None:
         try:
-            own = values(self._trace, [call], call.writes)
-            self._target.generate(own, own.outputs, self._target.variants[0])
+            own = values(region.trace, [call], call.writes)
+            self._generated(own)
         except Exception as error:
             return error
         return None
+
+
+class _Region:
+    """Calls in numbers of their own, equal wherever the same is computed."""
+
+    def __init__(self, trace: Trace, one: Group, needed_after: set[int], context: str) -> None:
+        self.original = one.calls
+        self.kind = one.kind
+        numbers: dict[int, int] = {}
+
+        def plain(item: Any) -> Any:
+            if isinstance(item, Tensor):
+                return replace(item, slot=numbers.setdefault(item.slot, len(numbers)))
+            return [plain(each) for each in item] if isinstance(item, list) else item
+
+        self.calls = [
+            Call(i, call.op, plain(call.args), plain(call.results), plain(call.written))
+            for i, call in enumerate(one.calls)
+        ]
+        self.slots = list(numbers)
+        """What they are in the trace."""
+        self.needed_after = {number for slot, number in numbers.items() if slot in needed_after}
+        sizes = [trace.slots[slot].nbytes for slot in numbers]
+        self.trace = Trace([Slot(nbytes, is_temporary=False) for nbytes in sizes], self.calls)
+        is_listed = self.kind is not None
+        said = repr((self.calls, sizes, sorted(self.needed_after), is_listed))
+        self.key = digest(context, said)
+
+
+@dataclass
+class _Written:
+    """A region as programs, of which the fastest becomes its code."""
+
+    values: Values
+    variants: list[Program[Any]]
+    guard: Program[Any] | None
+    """Tells whether the region may run: one bool into the buffer after the last."""
+    in_one_way: bool = False
+    """Made for kinds of tensors."""
+
+    def built(self, target: Target, is_refined: bool) -> Built:
+        programs = {f"v{k}": program for k, program in enumerate(self.variants)}
+        if self.guard is not None:
+            programs["g"] = self.guard
+        library = target.build(programs)
+        chosen = 0
+        if len(self.variants) > 1:
+            times = target.times(library, self.variants, self.values.buffers)
+            chosen = times.index(min(times))
+        return self._code(target, chosen, is_refined), library
+
+    def _code(self, target: Target, chosen: int, is_refined: bool) -> Code:
+        own, program = self.values, self.variants[chosen]
+        kernels = target.kernels(program, f"v{chosen}")
+        guard = self._guard_kernels(target, len(program.temporaries))
+        used = {place for kernel in (*kernels, *guard) for place in kernel["buffers"]}
+        sizes = [buffer.size * buffer.dtype.itemsize for buffer in own.buffers]
+        return Code(
+            [
+                {
+                    "slot": buffer.slot,
+                    "written": i in own.outputs,
+                    "read": i in used,
+                    "dtype": SCALAR_TYPE_NUMBERS[buffer.dtype],
+                    "nbytes": nbytes,
+                    "offset": buffer.offset,
+                }
+                if buffer.slot is not None
+                else {
+                    "call": buffer.call,
+                    "value": buffer.value,
+                    "item": buffer.item,
+                    "dtype": str(buffer.dtype).removeprefix("torch."),
+                }
+                for i, (buffer, nbytes) in enumerate(zip(own.buffers, sizes, strict=True))
+            ],
+            own.made,
+            kernels,
+            guard,
+            [*program.temporaries, *(() if self.guard is None else self.guard.temporaries)],
+            [(temporary, buffer, sizes[buffer]) for temporary, buffer in program.copies],
+            _own_source(program),
+            is_refined,
+            chosen,
+        )
+
+    def _guard_kernels(self, target: Target, shift: int) -> list[dict[str, Any]]:
+        """Its temporaries come after those of the region's own program."""
+        if self.guard is None:
+            return []
+        kernels = target.kernels(self.guard, "g")
+        for kernel in kernels:
+            kernel["buffers"] = [b if b >= 0 else b - shift for b in kernel["buffers"]]
+        return kernels
 
 
 def _steps(trace: Trace, groups: list[Group]) -> list[tuple[int, int, list[int]]]:
@@ -326,13 +357,15 @@ def _steps(trace: Trace, groups: list[Group]) -> list[tuple[int, int, list[int]]
     return steps
 
 
-def _needed_after(trace: Trace, groups: list[Group], number: int) -> set[int]:
-    """Slots whose content matters once this group has run."""
-    needed = {slot for slot, one in enumerate(trace.slots) if not one.is_temporary}
-    for later in groups[number + 1 :]:
-        for call in later.calls:
-            needed |= call.reads
-    return needed
+def _needed_after(trace: Trace, groups: list[Group]) -> list[set[int]]:
+    """For each group the slots whose content matters once it has run, of those that it touches."""
+    later = {slot for slot, one in enumerate(trace.slots) if not one.is_temporary}
+    needed = []
+    for one in reversed(groups):
+        touched = {slot for call in one.calls for slot in call.reads | call.writes}
+        needed.append(touched & later)
+        later |= {slot for call in one.calls for slot in call.reads}
+    return needed[::-1]
 
 
 def _is_long(call: Call) -> bool:
@@ -340,33 +373,13 @@ def _is_long(call: Call) -> bool:
     return any(isinstance(arg, list) and len(arg) > _MOST_LISTED for arg in call.args)
 
 
-def _describe(calls: list[Call]) -> str:
+def _described(calls: list[Call]) -> str:
     """A name for people: the first few operators."""
     names = [re.sub(r"^aten::|\..*$", "", call.op) for call in calls]
     more = f"+{len(names) - 4}" if len(names) > 4 else ""
     return "_".join(names[:4]) + more
 
 
-def _key(trace: Trace, calls: list[Call], needed_after: set[int]) -> str:
-    """Equal for regions that need the same code: slots and calls are numbered anew."""
-    slots: dict[int, int] = {}
-
-    def plain(item: Any) -> Any:
-        if isinstance(item, Tensor):
-            slot = slots.setdefault(item.slot, len(slots))
-            return ("t", slot, str(item.dtype), repr(item.spec), item.conj, item.neg)
-        if isinstance(item, list):
-            return [plain(one) for one in item]
-        return repr(item)
-
-    described = [
-        (call.op, [plain(arg) for arg in call.args], [plain(one) for one in call.results])
-        for call in calls
-    ]
-    sizes = [(trace.slots[slot].nbytes, slot in needed_after) for slot in slots]
-    return json.dumps([described, sizes])
-
-
-def _own_source(program: Program) -> str:
+def _own_source(program: Program[Any]) -> str:
     """The C of a program without what all programs share."""
     return "\n".join({kernel.name: kernel.source for kernel in program.kernels}.values())

@@ -5,17 +5,18 @@ Pointers have to be multiples of 16 bytes, as those of whole storages are.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch_tiny.engine import cuda_renderer
 from torch_tiny.engine.c_renderer import c_name
-from torch_tiny.engine.codegen import parts, renumbered, scheduled
-from torch_tiny.engine.codegen_cut import cut_reductions
+from torch_tiny.engine.codegen_cut import cut_reductions, without_repetition
 from torch_tiny.engine.codegen_fuse import Limits, fuse
-from torch_tiny.engine.codegen_nest import Nest, place_of
+from torch_tiny.engine.codegen_home import Accesses, Lines, Program, Touched, accesses, homes, used
+from torch_tiny.engine.codegen_nest import Nest
 from torch_tiny.engine.codegen_routine import RoutineStep
+from torch_tiny.engine.codegen_schedule import parts, renumbered, scheduled
 from torch_tiny.engine.cuda_compile import compile, why_no_compiler  # noqa: A004
 from torch_tiny.engine.cuda_shape import (
     MOST_THREADS,
@@ -27,28 +28,12 @@ from torch_tiny.engine.cuda_shape import (
 )
 from torch_tiny.linalg.kernel import Style
 from torch_tiny.linalg.routine import emitted
-from torch_tiny.uops import (
-    AddrSpace,
-    DType,
-    Ops,
-    Target,
-    UOp,
-    compiling,
-    lower_kernel,
-    native_half_casts,
-    substituted,
-)
-from torch_tiny.uops.cascade import extent, is_rounded
+from torch_tiny.uops import AddrSpace, DType, Ops, Target, UOp, compiling
+from torch_tiny.uops.cascade import is_rounded
+from torch_tiny.uops.passes import Hooks, lower_kernel
+from torch_tiny.uops.rules import native_half_casts
 
-__all__ = [
-    "VARIANTS",
-    "CudaKernel",
-    "CudaProgram",
-    "compile",
-    "generate",
-    "why_no_compiler",
-    "without_repetition",
-]
+__all__ = ["VARIANTS", "CudaKernel", "compile", "generate", "why_no_compiler"]
 
 # fused: kernels are fused over rows. separate: kernels as scheduled.
 VARIANTS = ("fused", "separate")
@@ -76,22 +61,12 @@ class CudaKernel:
     shared: int  # dynamic, bytes
 
 
-@dataclass(frozen=True)
-class CudaProgram:
-    """Kernels in order; then each (temporary, buffer) of copies is copied home."""
-
-    kernels: tuple[CudaKernel, ...]
-    temporaries: tuple[int, ...]  # bytes of each
-    copies: tuple[tuple[int, int], ...]
-    source: str  # one file with all kernels
-
-
 def generate(
     buffers: Sequence[tuple[DType, int]],
     outputs: Mapping[int, UOp],
     scalars: Set[int] = frozenset(),
     variant: str = VARIANTS[0],
-) -> CudaProgram:
+) -> Program[CudaKernel]:
     """CUDA for `buffers[i] = outputs[i]`, where values are flat UOps over buffer_param(i)s.
 
     scalars: the buffers that are numbers of the host. Kernels take them by value.
@@ -110,11 +85,12 @@ def generate(
             cut = [n for nest in apart for n in cut_reductions(nest, new, _pieces)]
             fused = _fused(cut, kept) if variant == "fused" else None
             bodies += _lower([n.sink() for n in cut]) if fused is None else fused
-    home, temporaries, copies = _homes(len(buffers), bodies, arguments.numbers)
+    found = [body.accesses for body in bodies]
+    home = homes(used(bodies), arguments.numbers, len(buffers), found)
     kernels = _merged([_Use(body, body.places(home)) for body in bodies], scalars)
     unique = {k.name: k.source for k in kernels}
     source = "\n".join((cuda_renderer.HELPERS, *unique.values()))
-    return CudaProgram(tuple(kernels), tuple(temporaries), tuple(copies), source)
+    return Program(tuple(kernels), home.temporaries, home.copies, source)
 
 
 # --- kernels as linear UOps ---
@@ -128,32 +104,9 @@ def _fused(nests: Sequence[Nest], kept: set[int]) -> "list[_Body] | None":
 
 
 @dataclass(frozen=True)
-class _Body:
-    """PARAM k stands for slots[k]. loads and stores: PARAM -> indices, before loops were mapped."""
-
-    uops: tuple[UOp, ...]
+class _Body(Lines):
     launch: Launch
-    slots: tuple[int, ...]
-    loads: Mapping[int, frozenset[UOp]]
-    stores: Mapping[int, frozenset[UOp]]
-
-    def params(self) -> list[UOp]:
-        return [u for u in self.uops if u.op is Ops.PARAM]
-
-    def places(self, home: Mapping[int, int]) -> tuple[int, ...]:
-        return tuple(home[self.slots[u.arg.slot]] for u in self.params())
-
-    def indices(self, which: Mapping[int, frozenset[UOp]], slots: Set[int]) -> set[UOp]:
-        return {i for k, found in which.items() if self.slots[k] in slots for i in found}
-
-    def positions(self, op: Ops, slots: Set[int]) -> list[int]:
-        return [
-            position
-            for position, u in enumerate(self.uops)
-            if u.op is op
-            and u.src[0].addrspace is AddrSpace.GLOBAL
-            and self.slots[u.src[0].buf_uop.arg.slot] in slots
-        ]
+    accesses: Accesses
 
 
 def _lower(sinks: Sequence[UOp]) -> list[_Body]:
@@ -165,9 +118,12 @@ def _lower(sinks: Sequence[UOp]) -> list[_Body]:
         plain, slots = renumbered(sink)
         if plain not in lowered:
             shape = Shape()
-            uops = tuple(lower_kernel(plain, target, shape, native_half_casts))
+            uops = tuple(lower_kernel(plain, Hooks(target, shape, native_half_casts)))
             lowered[plain] = (uops, shape.launch)
-        bodies.append(_Body(*lowered[plain], slots, *_accesses(plain)))
+        uops, launch = lowered[plain]
+        # Places from before loops were mapped to threads, which look the same in all of them.
+        found = replace(accesses(uops, slots), places=_places(sink), in_step=launch.way == "flat")
+        bodies.append(_Body(uops, slots, launch, found))
     return bodies
 
 
@@ -181,55 +137,22 @@ def _routine(step: RoutineStep) -> _Body:
     shared = sum(u.max_numel() * u.dtype.itemsize + 64 for u in uops if _is_shared(u))
     together = max(1, min(ROWS_PER_BLOCK, SHARED_BYTES // max(shared, 1))) if group == WARP else 1
     launch = Launch("group", -(-routine.batch // together), (group, together), group)
-    places = _places(uops)
-    return _Body(uops, launch, step.slots, places[Ops.LOAD], places[Ops.STORE])
+    return _Body(uops, step.slots, launch, replace(accesses(uops, step.slots), in_step=False))
 
 
 def _is_shared(u: UOp) -> bool:
     return u.op is Ops.BUFFER and u.addrspace is AddrSpace.LOCAL
 
 
-def _places(uops: Sequence[UOp]) -> dict[Ops, dict[int, frozenset[UOp]]]:
-    found: dict[Ops, dict[int, frozenset[UOp]]] = {Ops.LOAD: {}, Ops.STORE: {}}
-    for u in uops:
-        if u.op in found and (memory := u.src[0].src[0]).op is Ops.PARAM:
-            slot = memory.arg.slot
-            found[u.op][slot] = found[u.op].get(slot, frozenset()) | {u.src[0].src[1]}
-    return found
-
-
-def _accesses(sink: UOp) -> tuple[dict[int, frozenset[UOp]], dict[int, frozenset[UOp]]]:
+def _places(sink: UOp) -> dict[Touched, frozenset[UOp]]:
     uops = sink.toposort()
     targets = {u.src[0] for u in uops if u.op is Ops.STORE}
-    loads: dict[int, frozenset[UOp]] = {}
-    stores: dict[int, frozenset[UOp]] = {}
+    found: dict[Touched, frozenset[UOp]] = {}
     for u in uops:
         if u.op is Ops.INDEX and u.addrspace is AddrSpace.GLOBAL:
-            found = stores if u in targets else loads
-            slot = u.src[0].buf_uop.arg.slot
-            found[slot] = found.get(slot, frozenset()) | {u.src[1]}
-    return loads, stores
-
-
-def without_repetition(nest: Nest, new_buffer: Callable[[DType, int], UOp]) -> Iterator[Nest]:
-    """Reductions that do not depend on all loops get a kernel of their own.
-
-    Loops have an outside where to compute them first, blocks have not.
-    """
-    value = nest.value
-    for _ in nest.reduces:
-        for reduce in (u for u in value.toposort() if u.op is Ops.REDUCE):
-            loops = tuple(r for r in nest.loops if r in reduce.ranges)
-            size = math.prod(extent(r) for r in loops)
-            if len(loops) == len(reduce.ranges) and size < nest.size:
-                break
-        else:
-            break
-        index = place_of(loops)
-        buffer = new_buffer(reduce.dtype, size)
-        yield Nest(loops, buffer, index, reduce)
-        value = substituted(value, {reduce: buffer.index(index)})
-    yield Nest(nest.loops, nest.target, nest.index, value)
+            touched = (Ops.STORE if u in targets else Ops.LOAD, u.src[0].buf_uop.arg.slot)
+            found[touched] = found.get(touched, frozenset()) | {u.src[1]}
+    return found
 
 
 def _pieces(nest: Nest, length: int) -> int:
@@ -242,52 +165,6 @@ def _pieces(nest: Nest, length: int) -> int:
     if blocks >= FEW_BLOCKS:
         return exact
     return max(exact, min(MOST_PIECES, ENOUGH_BLOCKS // blocks, length // least))
-
-
-# --- memory ---
-
-
-def _homes(
-    count: int, bodies: Sequence[_Body], numbers: Mapping[int, int | None]
-) -> tuple[dict[int, int], list[int], list[tuple[int, int]]]:
-    """Where each slot lives: in its buffer, where that is safe, else in a temporary."""
-    temporaries: list[int] = []
-    home: dict[int, int] = {}
-    copies: list[tuple[int, int]] = []
-    for slot, param in {b.slots[u.arg.slot]: u for b in bodies for u in b.params()}.items():
-        number = numbers[slot]
-        if number is not None and number < count:
-            home[slot] = number
-            continue
-        if number is not None:
-            old = {s for s, n in numbers.items() if n == number - count}
-            if _may_overwrite(slot, old, bodies):
-                home[slot] = number - count
-                continue
-            copies.append((len(temporaries), number - count))
-        temporaries.append(param.max_numel() * param.dtype.itemsize)
-        home[slot] = -len(temporaries)
-    return home, temporaries, copies
-
-
-def _may_overwrite(output: int, old: Set[int], bodies: Sequence[_Body]) -> bool:
-    """Whether the output may take its buffer's memory while the old content is still being read.
-
-    In the kernel that writes it, each thread must read only what it is itself about to replace.
-    """
-    written = False
-    for body in bodies:
-        loads, stores = body.indices(body.loads, old), body.indices(body.stores, {output})
-        if loads and written:
-            return False
-        written = written or bool(stores)
-        if loads and stores:
-            if body.launch.way != "flat" or len(loads | stores) > 1:
-                return False
-            last = max(body.positions(Ops.LOAD, old), default=-1)
-            if last > min(body.positions(Ops.STORE, {output})):
-                return False
-    return True
 
 
 # --- functions ---
@@ -312,7 +189,7 @@ class _Use:
         return {self.places[k] for k, u in enumerate(self.body.params()) if self._stores(u)}
 
     def _stores(self, param: UOp) -> bool:
-        return param.arg.slot in self.body.stores
+        return (Ops.STORE, self.body.slots[param.arg.slot]) in self.body.accesses.places
 
 
 @dataclass
@@ -385,14 +262,8 @@ def _kernel(uses: Sequence[_Use], scalars: Set[int], names: dict[str, str]) -> C
     head = f'extern "C" __global__ void __launch_bounds__({threads})'
     rest = f"({', '.join(parameters)}) {{\n{picked}{text}\n}}"
     name = names.setdefault(rest, f"k{len(names)}")
-    return CudaKernel(
-        name,
-        f"{head} {name}{rest}",
-        order,
-        (launch.grid, len(uses), 1),
-        (*launch.block, 1),
-        0,
-    )
+    grid, block = (launch.grid, len(uses), 1), (*launch.block, 1)
+    return CudaKernel(name, f"{head} {name}{rest}", order, grid, block, shared=0)
 
 
 def _picked(places: Sequence[Sequence[int]], kind: Callable[[int], str]) -> str:

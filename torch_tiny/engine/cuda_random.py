@@ -11,6 +11,7 @@ import torch
 
 from torch_tiny.engine import cuda_compile
 from torch_tiny.engine.cache import PlanFiles
+from torch_tiny.engine.plan import Code
 from torch_tiny.engine.settings import from_environment
 
 # What philox.h takes from the standard library, which NVRTC does not have.
@@ -96,12 +97,12 @@ def machine_code(index: int) -> bytes:
     folder = from_environment().cache
     files = None if folder is None else PlanFiles(folder)
     key = hashlib.sha256(f"{arch}\0{text}".encode()).hexdigest()
-    known = None if files is None else files.load(key)
+    known = None if files is None else files.load_code(key)
     if known is not None:
         return known[1]
     code = cuda_compile.compile(text, arch, "--device-int128")
     if files is not None:
-        files.store(key, {}, code)
+        files.store_code(key, Code([], [], [], [], [], [], text), code)
     return code
 
 

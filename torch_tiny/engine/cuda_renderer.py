@@ -161,7 +161,7 @@ def render(
 
 def _render_one(f: _Function, u: UOp) -> None:
     match u.op:
-        case Ops.NOOP | Ops.GROUP | Ops.CONST | Ops.SINK | Ops.SPECIAL | Ops.STACK:
+        case Ops.NOOP | Ops.GROUP | Ops.CONST | Ops.SINK | Ops.STACK:
             return
         case Ops.BARRIER:
             f.emit(_sync(f))
@@ -367,7 +367,7 @@ def _expression(f: _Function, u: UOp) -> str:
         return _combined(f, u, name.removeprefix(COMBINE))
     if u.op is Ops.CAST and u.src[0].op is Ops.CONST:
         return _constant(u.src[0].arg, u.dtype)
-    source = tuple(_operand(f, s) for s in u.src if s.op is not Ops.SPECIAL)
+    source = tuple(_operand(f, s) for s in u.src)
     kind = c_name(u.dtype)
     if name is None and u.op in (Ops.SQRT, Ops.TRUNC, Ops.EXP2, Ops.LOG2, Ops.SIN):
         name = u.op.name.lower()

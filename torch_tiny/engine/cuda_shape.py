@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from torch_tiny.engine.codegen_nest import is_contiguous_along
+from torch_tiny.engine.codegen_nest import MEMORY, is_contiguous_along
 from torch_tiny.uops import (
     AddrSpace,
     AxisType,
@@ -19,6 +19,7 @@ from torch_tiny.uops import (
     UOp,
     combined,
     dtypes,
+    new_numbers,
     simplified,
     sink_of,
     substituted,
@@ -110,7 +111,7 @@ class Shape:
 
     def _flat(self, end: UOp, loops: list[UOp]) -> UOp:
         total = math.prod(extent(r) for r in loops)
-        builder = _Builder(_new_ids(end))
+        builder = _Builder(new_numbers(end))
         has_reduce = any(u.op is Ops.REDUCE for u in end.toposort())
         width = 1 if has_reduce else _width(end, loops, 1)
         scope = builder.scope(loops, width, ACROSS)
@@ -120,7 +121,7 @@ class Shape:
         return sink_of(builder.rebuilt(end, {end: scope}))
 
     def _rows(self, end: UOp, loops: list[UOp]) -> UOp:
-        builder = _Builder(_new_ids(end))
+        builder = _Builder(new_numbers(end))
         inner = [u for u in end.toposort() if u.op is Ops.END and u is not end]
         cooperative = _cooperative(end, loops)
         if not inner and not cooperative:
@@ -151,7 +152,7 @@ class Shape:
         return built if built.op is Ops.SINK else sink_of(built)
 
     def _columns(self, end: UOp, loops: list[UOp], length: int) -> UOp:
-        builder = _Builder(_new_ids(end))
+        builder = _Builder(new_numbers(end))
         cooperative = _cooperative(end, loops)
         by_node: dict[UOp, _Scope] = {}
         scopes: dict[tuple[UOp, ...], _Scope] = {}
@@ -189,22 +190,13 @@ def _power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def _new_ids(u: UOp) -> "itertools.count[int]":
-    return itertools.count(
-        1 + max((x.arg[0] for x in u.toposort() if x.op is Ops.RANGE), default=0)
-    )
-
-
 # --- wide loads ---
 
 
 def _memory_accesses(u: UOp) -> list[UOp]:
     """Of u itself: what is inside of other loops of threads has its own width."""
     inside = u.src[0].toposort(gate=lambda x: x.op is not Ops.END)
-    return [x for x in inside if x.op is Ops.INDEX and x.addrspace in _MEMORY]
-
-
-_MEMORY = (AddrSpace.GLOBAL, AddrSpace.LOCAL)
+    return [x for x in inside if x.op is Ops.INDEX and x.addrspace in MEMORY]
 
 
 def _width(u: UOp, loops: Sequence[UOp], least_steps: int) -> int:
@@ -283,7 +275,7 @@ class _Builder:
                 new[u] = self.kept[u]
                 continue
             moved = u.replace(src=tuple(new[s] for s in u.src)) if u.src else u
-            if u.op is Ops.INDEX and u.addrspace in _MEMORY and u not in targets:
+            if u.op is Ops.INDEX and u.addrspace in MEMORY and u not in targets:
                 moved = self._loaded(moved, lanes)
             elif u in scopes and u.op is Ops.REDUCE:
                 moved = _combined(u, new[u.src[0]], scopes[u])

@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_tiny.engine import c_math
-from torch_tiny.engine.codegen_place import Kernel, Program
-from torch_tiny.graph import Buffer, Values, values
+from torch_tiny.engine.codegen_home import Program
+from torch_tiny.engine.codegen_place import Kernel
 from torch_tiny.scalar_types import dtype
 from torch_tiny.trace import Call, Slot, Tensor, Trace, Value
 from torch_tiny.uops import UOp
+from torch_tiny.values import Buffer, Values, values
 from torch_tiny.views import ViewSpec
 
-Generate = Callable[[Values], Program]
+Generate = Callable[[Values], Program[Kernel]]
 
 
 def lists_of(call: Call) -> Hashable | None:
@@ -36,7 +37,7 @@ def lists_of(call: Call) -> Hashable | None:
 
 def compiled(
     calls: Sequence[Call], needed_after: set[int], generate: Generate
-) -> tuple[Values, Program] | None:
+) -> tuple[Values, Program[Kernel]] | None:
     """A region of calls with equal `lists_of`; None where rows are not independent after all."""
     numbers = [_numbers(call) for call in calls]
     rows = [
@@ -220,7 +221,7 @@ class _Kind:
 
     values: Values
     kernel: Kernel
-    program: Program
+    program: Program[Kernel]
 
 
 def _kind(row: _Row, generate: Generate) -> _Kind | None:
@@ -288,7 +289,7 @@ class _Joined:
     def values(self) -> Values:
         return Values(list(self._buffers), self._outputs, self._made)
 
-    def program(self) -> Program:
+    def program(self) -> Program[Kernel]:
         heads = (k.program.source.partition(c_math.HELPERS)[0] for k in self._kinds.values())
         lines = sorted({line for head in heads for line in head.splitlines()})
         functions = {kernel.name: kernel.source for kernel in self._kernels}

@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,9 @@ _SEEN = ("HOME", "PATH", "TMPDIR", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 _LOOK = 1.0  # seconds between looks whether the program lives
 
 
-def main(folder: str, program: str) -> None:
+def main(folder: str, program: str, share: str) -> None:
     """Serve the process of this number, which holds the other end of standard input."""
     connection = socket.socket(fileno=os.dup(0))
-    os.nice(5)
     if "san.so" not in os.environ.get("LD_PRELOAD", ""):  # a sanitizer reserves more at once
         _limit(resource.RLIMIT_DATA, _MOST_MEMORY)
     _limit(resource.RLIMIT_CORE, 0)
@@ -45,8 +45,13 @@ def main(folder: str, program: str) -> None:
             _end(Path(folder))
 
     threading.Thread(target=receive, daemon=True).start()
+    if share != "equal":
+        os.nice(5)
+    if share == "idle":  # this thread and gcc, not the one that sees the program end
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     try:
-        _serve(connection, jobs, Path(folder))
+        _serve(connection, jobs)
     finally:
         _end(Path(folder))
 
@@ -72,29 +77,43 @@ def _receive(connection: socket.socket, jobs: "queue.SimpleQueue[bytes]", progra
             jobs.put(line)
 
 
-def _serve(connection: socket.socket, jobs: "queue.SimpleQueue[bytes]", folder: Path) -> None:
-    number = 0
+def _serve(connection: socket.socket, jobs: "queue.SimpleQueue[bytes]") -> None:
+    known: dict[str | None, Any] = {}
     while True:
         job = json.loads(jobs.get())
-        number += 1
-        library = folder / f"{number}.so"
         hangs = False
-        content = b""
         try:
-            from torch_tiny.engine.compile import compile_trace  # why it fails is told, too
-
-            schemas.learn(job["schemas"])
-            plan = compile_trace(job["trace"], library, job["everything"], job["target"])
-            answer: dict[str, Any] = {"plan": vars(plan)}
-            content = library.read_bytes() if library.exists() else b""
+            answer = _answer(job, known)
         except Exception as error:  # one trace's trouble is not the next one's
-            answer = {"error": f"{type(error).__name__}: {error}"}
+            said = {"error": f"{type(error).__name__}: {error}", "bytes": 0}
+            answer = json.dumps(said).encode() + b"\n"
             hangs = isinstance(error, TimeoutError)
-        library.unlink(missing_ok=True)
-        answer["bytes"] = len(content)
-        connection.sendall(json.dumps(answer).encode() + b"\n" + content)
+        connection.sendall(answer)
         if hangs:  # gcc may have started what does
             return
+
+
+def _answer(job: dict[str, Any], known: dict[str | None, Any]) -> bytes:
+    """known: by folder of the cache, what was compiled so far."""
+    from torch_tiny.engine.cache import PlanFiles  # why an import fails is told, too
+    from torch_tiny.engine.compile import compile_trace
+    from torch_tiny.engine.plan import Remembered, as_bytes
+
+    folder = job["cache"]
+    if folder not in known:
+        known[folder] = Remembered(None if folder is None else PlanFiles(Path(folder)))
+    known[folder].forget(job["anew"])
+    schemas.learn(job["schemas"])
+    return as_bytes(
+        compile_trace(
+            job["trace"],
+            job["everything"],
+            job["target"],
+            known[folder],
+            job["context"],
+            job["refined"],
+        )
+    )
 
 
 def _end(folder: Path) -> None:

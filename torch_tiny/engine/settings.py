@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ class Settings:
     """Compile at first sight; every region is also run by PyTorch's operators and compared."""
     cache: Path | None
     """Where compiled plans are kept between processes; None: nowhere."""
+    workers: int = 1
+    """Processes that may compile at a time."""
     cuda_graphs: bool = True
     """Whether a trace that runs often on CUDA memory becomes one CUDA graph."""
     spared: frozenset[str] = frozenset()
@@ -26,7 +29,7 @@ class Settings:
 
 @functools.cache
 def from_environment() -> Settings:
-    """TORCH_TINY_ENGINE, _VALIDATE, _CACHE and _CUDA_GRAPHS, as they are when first asked for."""
+    """TORCH_TINY_ENGINE and its neighbours, as they are when first asked for."""
     mode = os.environ.get("TORCH_TINY_ENGINE", "auto")
     if mode not in MODES:
         raise ValueError(f"TORCH_TINY_ENGINE={mode!r} is not known; choose from {', '.join(MODES)}")
@@ -34,6 +37,7 @@ def from_environment() -> Settings:
         mode,
         validate=os.environ.get("TORCH_TINY_VALIDATE", "0") == "1",
         cache=_cache_folder(),
+        workers=_workers(),
         cuda_graphs=os.environ.get("TORCH_TINY_CUDA_GRAPHS", "1") != "0",
     )
 
@@ -45,6 +49,29 @@ def why_not_compiled(target: str = "cpu") -> str | None:
     if importlib.util.find_spec("tinygrad") is None:
         return "tinygrad is not installed: pip install tinygrad==0.14.0 to have hot code compiled"
     return None
+
+
+def _workers() -> int:
+    """They take what the program leaves of the processors; but each also takes memory."""
+    given = os.environ.get("TORCH_TINY_WORKERS", "")
+    if not given:
+        return max(1, min(4, _processors() // 4))
+    if not given.isdecimal() or int(given) == 0:
+        raise ValueError(f"TORCH_TINY_WORKERS={given!r} is not a number of processes")
+    return int(given)
+
+
+def _processors() -> int:
+    """That this process may use, by its mask or by its share of a container's."""
+    allowed = len(os.sched_getaffinity(0))
+    cgroup = Path("/sys/fs/cgroup")
+    ways = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))  # of its versions
+    for files in ways:
+        with suppress(OSError, ValueError):  # "max 100000" where there is no limit
+            text = " ".join((cgroup / file).read_text() for file in files)
+            quota, period = map(int, text.split())
+            return min(allowed, max(1, quota // period)) if quota > 0 else allowed
+    return allowed
 
 
 def _cache_folder() -> Path | None:
@@ -62,9 +89,9 @@ def _cache_folder() -> Path | None:
         return None
 
 
-def _absolute(folder: Path) -> Path:
+def _absolute(folder: Path) -> Path | None:
     """Where it is now: the program may change its current folder, or have lost it."""
     try:
         return folder.absolute()
     except FileNotFoundError:
-        return folder
+        return None

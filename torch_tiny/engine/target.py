@@ -5,32 +5,19 @@ import ctypes
 import re
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from torch_tiny.engine import c_math, codegen, cuda, cuda_renderer
+from torch_tiny.engine.codegen_home import Program
 from torch_tiny.engine.loadable import as_file
-from torch_tiny.graph import Buffer, Values
 from torch_tiny.uops import UOp
+from torch_tiny.values import Buffer, Values
 
 # Trying loop shapes must not take the machine's memory, nor long.
 _MOST_BYTES_TRIED = 256 << 20
 _TRIES = 5
-
-
-class Program(Protocol):
-    """What a target makes of a region."""
-
-    @property
-    def kernels(self) -> Sequence[Any]: ...
-    @property
-    def temporaries(self) -> Sequence[int]: ...
-    @property
-    def copies(self) -> Sequence[tuple[int, int]]: ...
-    @property
-    def source(self) -> str: ...
 
 
 class Target(Protocol):
@@ -41,18 +28,18 @@ class Target(Protocol):
     takes_sizes: bool
     """Whether a kernel is told how many elements to work on when it runs."""
 
-    def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> Program:
+    def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> Program[Any]:
         """Code for the outputs of a region; a buffer after the last may be an output too."""
 
-    def build(self, programs: Mapping[str, Program], library: Path) -> None:
-        """Compile programs into one file; kernels get the name of their program as a prefix."""
+    def build(self, programs: Mapping[str, Program[Any]]) -> bytes:
+        """Programs compiled together; kernels get the name of their program as a prefix."""
 
     def times(
-        self, library: Path, name: str, tried: Sequence[Program], buffers: list[Buffer], /
+        self, library: bytes, tried: Sequence[Program[Any]], buffers: list[Buffer], /
     ) -> list[float]:
-        """Seconds of programs that do the same, or guesses."""
+        """Seconds of programs v0, v1, ... that do the same, or guesses."""
 
-    def kernels(self, program: Program, prefix: str) -> list[dict[str, Any]]:
+    def kernels(self, program: Program[Any], prefix: str) -> list[dict[str, Any]]:
         """The kernels of a program as the core is told of them."""
 
 
@@ -66,39 +53,34 @@ class Cpu:
     can_check = True
     takes_sizes = True
 
-    def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> Program:
+    def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> Program[Any]:
         buffers = own.typed()
         extra = [(value.dtype, 1) for i, value in outputs.items() if i == len(buffers)]
         return codegen.generate([*buffers, *extra], outputs, variant)
 
-    def build(self, programs: Mapping[str, Program], library: Path) -> None:
+    def build(self, programs: Mapping[str, Program[Any]]) -> bytes:
         prototypes: set[str] = set()
         for program in programs.values():
             prototypes.update(program.source.partition(c_math.HELPERS)[0].splitlines())
         text = "\n".join((*sorted(prototypes), c_math.HELPERS, *_prefixed(programs)))
-        codegen.compile_shared_object(text, library)
+        return codegen.shared_object(text)
 
     def times(
-        self, library: Path, name: str, tried: Sequence[Program], buffers: list[Buffer]
+        self, library: bytes, tried: Sequence[Program[Any]], buffers: list[Buffer]
     ) -> list[float]:
         """On made-up data; zeros are valid as any type, also as an index."""
         total = sum(buffer.size * buffer.dtype.itemsize for buffer in buffers)
         if total > _MOST_BYTES_TRIED:
             return [0.0, *(1.0 for _ in tried[1:])]
         arrays = [np.zeros(b.size * b.dtype.itemsize, np.uint8) for b in buffers]
-        with as_file(library.read_bytes()) as path:
+        with as_file(library) as path:
             loaded = ctypes.CDLL(path)
         try:
-            return [
-                _seconds(loaded, f"{name}v{k}", program, arrays)
-                for k, program in enumerate(tried)
-                if isinstance(program, codegen.Program)
-            ]
+            return [_seconds(loaded, f"v{k}", program, arrays) for k, program in enumerate(tried)]
         finally:
             _ctypes.dlclose(loaded._handle)
 
-    def kernels(self, program: Program, prefix: str) -> list[dict[str, Any]]:
-        assert isinstance(program, codegen.Program)
+    def kernels(self, program: Program[Any], prefix: str) -> list[dict[str, Any]]:
         return [
             {
                 "name": f"{prefix}_{kernel.name}",
@@ -120,21 +102,20 @@ class Cuda:
     def __init__(self, architecture: str) -> None:
         self._architecture = architecture
 
-    def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> Program:
+    def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> Program[Any]:
         numbers = {i for i, buffer in enumerate(own.buffers) if buffer.slot is None}
         return cuda.generate(own.typed(), outputs, numbers, variant)
 
-    def build(self, programs: Mapping[str, Program], library: Path) -> None:
+    def build(self, programs: Mapping[str, Program[Any]]) -> bytes:
         text = "\n".join((cuda_renderer.HELPERS, *_prefixed(programs)))
-        library.write_bytes(cuda.compile(text, self._architecture))
+        return cuda.compile(text, self._architecture)
 
     def times(
-        self, _library: Path, _name: str, tried: Sequence[Program], _buffers: list[Buffer]
+        self, _library: bytes, tried: Sequence[Program[Any]], _buffers: list[Buffer]
     ) -> list[float]:
         return [float(k) for k in range(len(tried))]
 
-    def kernels(self, program: Program, prefix: str) -> list[dict[str, Any]]:
-        assert isinstance(program, cuda.CudaProgram)
+    def kernels(self, program: Program[Any], prefix: str) -> list[dict[str, Any]]:
         return [
             {
                 "name": f"{prefix}_{kernel.name}",
@@ -147,7 +128,7 @@ class Cuda:
         ]
 
 
-def _prefixed(programs: Mapping[str, Program]) -> list[str]:
+def _prefixed(programs: Mapping[str, Program[Any]]) -> list[str]:
     """The text of all kernels. Kernels of a program that are the same function share a name."""
     texts = []
     for prefix, program in programs.items():
@@ -159,7 +140,7 @@ def _prefixed(programs: Mapping[str, Program]) -> list[str]:
 def _seconds(
     library: ctypes.CDLL,
     prefix: str,
-    program: codegen.Program,
+    program: Program[Any],
     arrays: list["np.ndarray[Any, Any]"],
 ) -> float:
     scratch = [np.zeros(max(size, 64), np.uint8) for size in program.temporaries]

@@ -1,7 +1,7 @@
 """The process that compiles, seen from the program: started when there is something to do.
 
 Jobs and answers pass through one socket, each a line of JSON; an answer is followed by the bytes of
-a shared object. A worker that dies, hangs or grows too large takes one job with it. It leads a
+shared objects. A worker that dies, hangs or grows too large takes one job with it. It leads a
 group of processes, gcc among them, that ends as a whole: when the program says so, when it has
 ended in whatever way (engine/server.py sees to that), or when a job takes too long.
 """
@@ -10,6 +10,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import queue
 import re
 import shutil
 import signal
@@ -19,21 +20,42 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch_tiny import schemas
+from torch_tiny.engine.plan import Made, from_bytes
 
 SECONDS = 300.0
 """For one job, the start of the worker included."""
 _PARTING = 2.0
 """Seconds for the worker to clear up once it is told to end."""
+_FAIR_WAIT, _FAIR_SHARE = 10.0, 0.25
+"""Seconds after which a worker that was given less of them than this gives way no longer."""
+Share = Literal["idle", "lower", "equal"]
+"""Of the processor: what the program leaves, less than the program's, as much."""
 _PREFIX = "torch_tiny_worker_"
 _PACKAGE = str(Path(__file__).absolute().parent.parent)
 
 
 _FOREIGN = re.compile(r'"op":"((?!aten::)[^"]+)"')
+
+
+@dataclass(frozen=True)
+class Job:
+    """What there is to compile, and where the code of regions is kept (engine/compile.py)."""
+
+    trace: str
+    everything: bool
+    target: str
+    cache: str | None = None
+    context: str = ""
+    refined: tuple[str, ...] = ()
+    anew: tuple[str, ...] = ()
+    """Keys of code that does not load."""
 
 
 class WorkerError(Exception):
@@ -43,36 +65,36 @@ class WorkerError(Exception):
 class Worker:
     """Used by one thread at a time; others wait."""
 
-    def __init__(self, seconds: float = SECONDS) -> None:
+    def __init__(self, seconds: float = SECONDS, share: Share = "idle") -> None:
+        """Idle, it gets a lower share when the program leaves it nothing."""
         self.seconds = seconds
         self._lock = threading.Lock()
         self._running: _Running | None = None
+        self._share = share
 
     @property
     def pid(self) -> int | None:
         """Of the process, if there is one."""
         return None if self._running is None else self._running.process.pid
 
-    def compile(self, trace: str, everything: bool, target: str) -> tuple[dict[str, Any], bytes]:
-        """The plan of a trace and the shared object with its kernels. Raises WorkerError."""
-        others = schemas.of_others(set(_FOREIGN.findall(trace)))
-        job = {"trace": trace, "everything": everything, "target": target, "schemas": others}
+    def compile(self, job: Job) -> Made:
+        """The plan of a trace and the code of its regions. Raises WorkerError."""
+        others = schemas.of_others(set(_FOREIGN.findall(job.trace)))
         with self._lock:
-            running = self._started()
+            self._started()
             try:
-                answer, library = running.ask(job, time.monotonic() + self.seconds)
+                answer, libraries = self._answer({**vars(job), "schemas": others})
             except TimeoutError as error:
                 why = f"no answer within {self.seconds:.0f} s"
                 raise WorkerError(self._ended(why)) from error
             except (OSError, ValueError) as error:
-                raise WorkerError(self._ended("the worker ended")) from error
+                raise WorkerError(self._ended("the worker ended", str(error))) from error
             except BaseException:  # Ctrl-C: the answer to this job must not be taken for the next's
                 self.stop()
                 raise
         if "error" in answer:
             raise WorkerError(answer["error"])
-        plan: dict[str, Any] = answer["plan"]
-        return plan, library
+        return from_bytes(answer, libraries)
 
     def stop(self) -> None:
         """End the process and all it has started, whatever they are doing."""
@@ -85,26 +107,70 @@ class Worker:
         if self._running is not None:
             self._running.socket.close()
 
+    def _answer(self, job: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        begin = time.monotonic()
+        running = self._started()
+        running.ask(job, begin + self.seconds)
+        deadline = begin + self.seconds
+        while self._share == "idle" and time.monotonic() + _FAIR_WAIT < deadline:
+            before = running.cpu_seconds()
+            with suppress(TimeoutError):
+                return running.answer(time.monotonic() + _FAIR_WAIT)
+            if running.cpu_seconds() - before < _FAIR_SHARE * _FAIR_WAIT:
+                # The program leaves no core idle. A process may not take back that it gives way.
+                self._share = "lower"
+                self.stop()
+                running = self._started()
+                running.ask(job, deadline)
+        return running.answer(deadline)
+
     def _started(self) -> "_Running":
         if self._running is not None and self._running.has_ended():
             self.stop()
         if self._running is None:
-            self._running = _Running()
+            self._running = _Running(self._share)
         return self._running
 
-    def _ended(self, why: str) -> str:
-        """With what the process said last."""
-        if self._running is None:
-            return "the program ends"
-        said = self._running.end(0)
-        self._running = None
+    def _ended(self, why: str, error: str = "") -> str:
+        """With what the process said last, or why there is none."""
+        running, self._running = self._running, None
+        said = error if running is None else running.end(0)
         return f"{why}: {said}" if said else why
+
+
+class Workers:
+    """As many jobs at a time as there are workers, by those first that have been started."""
+
+    def __init__(self, workers: Iterable[Worker]) -> None:
+        self._all = list(workers)
+        self._free: queue.LifoQueue[Worker] = queue.LifoQueue()
+        for worker in reversed(self._all):
+            self._free.put(worker)
+
+    def compile(self, job: Job) -> Made:
+        """Raises WorkerError."""
+        worker = self._free.get()
+        try:
+            return worker.compile(job)
+        finally:
+            self._free.put(worker)
+
+    def stop(self) -> None:
+        """End all processes."""
+        for worker in self._all:
+            worker.stop()
+
+    def leave(self) -> None:
+        """In a forked child: they are the parent's."""
+        for worker in self._all:
+            worker.leave()
 
 
 class _Running:
     """A process, its socket and its folder."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: Share = "idle") -> None:
+        self._received = bytearray()
         with ExitStack() as on_failure, ExitStack() as theirs:
             folder, lock = _new_folder()
             self._folder = folder
@@ -115,28 +181,43 @@ class _Running:
             theirs.enter_context(stdin)
             errors = theirs.enter_context((folder / "errors").open("wb"))
             self.process = subprocess.Popen(
-                [*_COMMAND, json.dumps(_paths()), _PACKAGE, str(folder), str(os.getpid())],
+                [*_COMMAND, json.dumps(_paths()), _PACKAGE, str(folder), str(os.getpid()), share],
                 stdin=stdin.fileno(),
                 stdout=errors,
                 stderr=errors,
                 env=_environment(folder),
                 cwd="/",
                 pass_fds=[lock],  # for as long as it lives the folder is not swept
-                start_new_session=True,  # Ctrl-C is for the program
+                # Ctrl-C is for the program. No session of its own: Linux shares cores out by
+                # sessions before it looks at who gives way.
+                process_group=0,
             )
             on_failure.pop_all()
 
-    def ask(self, job: dict[str, Any], deadline: float) -> tuple[dict[str, Any], bytes]:
+    def ask(self, job: dict[str, Any], deadline: float) -> None:
         self._wait_until(deadline)
         self.socket.sendall(json.dumps(job).encode() + b"\n")
-        received = bytearray()
-        while (end := received.find(b"\n")) < 0:
-            received += self._more(deadline)
-        answer: dict[str, Any] = json.loads(received[:end])
-        library = received[end + 1 :]
-        while len(library) < answer["bytes"]:
-            library += self._more(deadline)
-        return answer, bytes(library)
+
+    def answer(self, deadline: float) -> tuple[dict[str, Any], bytes]:
+        """To what was asked last; after a TimeoutError it may be waited for again."""
+        while (end := self._received.find(b"\n")) < 0:
+            self._received += self._more(deadline)
+        answer: dict[str, Any] = json.loads(self._received[:end])
+        while len(self._received) <= end + answer["bytes"]:
+            self._received += self._more(deadline)
+        libraries = bytes(self._received[end + 1 :])
+        self._received.clear()
+        return answer, libraries
+
+    def cpu_seconds(self) -> float:
+        """Of the process and of all it has started, gcc among them."""
+        ticks = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # of one that has just ended
+                said = path.read_text().rpartition(")")[2].split()
+                if int(said[2]) == self.process.pid:  # its group
+                    ticks += sum(map(int, said[11:15]))
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def has_ended(self) -> bool:
         """Without forgetting its number, which is that of its group."""

@@ -16,7 +16,8 @@ from torch_tiny.lower.arithmetic import (
 )
 from torch_tiny.lower.movement import concatenate
 from torch_tiny.lower.promote import Number, Operand, as_uop, cast, elementwise
-from torch_tiny.lower.tools import Rule, cut, full_like, to_math, wrap_dim
+from torch_tiny.lower.rule import Function, Table
+from torch_tiny.lower.shapes import cut, full_like, to_math, wrap_dim
 from torch_tiny.uops import UOp, call
 from torch_tiny.views import int_shape
 
@@ -160,7 +161,7 @@ def _rrelu_backward(
     return ((upper - lower) > 1e-6).where(elementwise(lambda g, n: g * n, grad, noise), even)
 
 
-def _of(function: Callable[..., UOp]) -> Rule:
+def _of(function: Callable[..., UOp]) -> Function:
     """All arguments are operands."""
     return lambda *operands: elementwise(function, *operands)
 
@@ -174,7 +175,7 @@ def _clamped(x: UOp, low: Number, high: Number) -> UOp:
                                          as_uop(high, v.dtype)), x)  # fmt: skip
 
 
-TABLE: dict[str, Rule] = {
+TABLE: Table = {
     "relu": _relu,
     "relu6": lambda x: _clamped(x, 0, 6),
     "hardtanh": _clamped,

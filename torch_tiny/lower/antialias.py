@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 
 from torch_tiny.lower.arithmetic import absolute, maximum
 from torch_tiny.lower.matmul import matmul
-from torch_tiny.lower.pool import Scale, scale_of
+from torch_tiny.lower.pool import Scale, input_step
 from torch_tiny.lower.promote import cast
-from torch_tiny.lower.tools import Rule, arange, full, full_like, to_math, total
+from torch_tiny.lower.rule import Function, heavy, rules
+from torch_tiny.lower.shapes import arange, full, full_like, to_math, total
 from torch_tiny.uops import UOp, call, dtypes
 from torch_tiny.views import int_shape
 
@@ -19,7 +20,7 @@ def _weights(size: int, out: int, corners: bool, scale: Scale, reach: float,
     if corners:
         step = full((), (size - 1) / (out - 1) if out > 1 else 0.0, dtypes.float32)
     else:
-        step = scale_of(size, out, scale)
+        step = input_step(size, out, scale)
     wide = maximum(step, full((), 1.0, dtypes.float32))
     center = (arange(out).cast(dtypes.float32) + 0.5) * step
     first = call("trunc", center - wide * reach + 0.5)
@@ -44,7 +45,7 @@ def _keys(x: UOp) -> UOp:
     return (d < 1.0).where(near, (d < 2.0).where(far, full_like(d, 0.0)))
 
 
-def _forward(reach: float, shape: Filter) -> Rule:
+def _forward(reach: float, shape: Filter) -> Function:
     def rule(x: UOp, sizes: Sequence[int], corners: bool, *scales: Scale) -> UOp:
         high, wide = int_shape(x)[-2:]
         rows = _weights(high, sizes[0], corners, scales[0], reach, shape)
@@ -55,7 +56,7 @@ def _forward(reach: float, shape: Filter) -> Rule:
     return rule
 
 
-def _backward(reach: float, shape: Filter) -> Rule:
+def _backward(reach: float, shape: Filter) -> Function:
     def rule(grad: UOp, sizes: Sequence[int], inputs: Sequence[int], corners: bool,
              *scales: Scale) -> UOp:  # fmt: skip
         rows = _weights(inputs[2], sizes[0], corners, scales[0], reach, shape)
@@ -66,9 +67,11 @@ def _backward(reach: float, shape: Filter) -> Rule:
     return rule
 
 
-TABLE: dict[str, Rule] = {
+_FUNCTIONS: dict[str, Function] = {
     "_upsample_bilinear2d_aa": _forward(1.0, _triangle),
     "_upsample_bilinear2d_aa_backward": _backward(1.0, _triangle),
     "_upsample_bicubic2d_aa": _forward(2.0, _keys),
     "_upsample_bicubic2d_aa_backward": _backward(2.0, _keys),
 }
+
+TABLE = rules(_FUNCTIONS, heavy)

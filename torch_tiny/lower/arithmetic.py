@@ -1,11 +1,12 @@
 """Arithmetic on operands of one dtype, right for NaN, zero divisors and small integers."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from torch_tiny.lower.conditions import require
 from torch_tiny.lower.promote import HALVES, is_float
-from torch_tiny.lower.tools import full_like
+from torch_tiny.lower.shapes import full_like
 from torch_tiny.uops import UOp, call, dtypes
 
 
@@ -69,6 +70,22 @@ def softplus(x: UOp, beta: UOp, threshold: UOp) -> UOp:
 
 def log_sigmoid(x: UOp) -> UOp:
     return minimum(x, full_like(x, 0)) - call("log1p", exp(-absolute(x)))
+
+
+def polynomial(x: UOp, coefficients: Sequence[float]) -> UOp:
+    """The coefficient of the lowest power comes first."""
+    result = full_like(x, coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        result = result * x + c
+    return result
+
+
+def log_add(a: UOp, b: UOp, base: str = "exp", factor: float = 1.0) -> UOp:
+    """log(exp(a) + exp(b)), or of base 2 with log2(e) as the factor."""
+    top = maximum(a, b)
+    same_infinity = a.eq(b) & absolute(a).eq(math.inf)
+    rest = call("log1p", call(base, -absolute(a - b)))
+    return same_infinity.where(a, top + (rest if factor == 1.0 else rest * factor))
 
 
 def add(a: UOp, b: UOp) -> UOp:

@@ -6,7 +6,8 @@ from torch_tiny.lower.arithmetic import exp, log
 from torch_tiny.lower.matmul import matmul
 from torch_tiny.lower.promote import NoLowering, Number, as_uop, cast
 from torch_tiny.lower.reduce import amax
-from torch_tiny.lower.tools import Results, Rule, arange, full, to_math, total
+from torch_tiny.lower.rule import Function, Results, heavy, rules
+from torch_tiny.lower.shapes import arange, full, to_math, total
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
@@ -83,7 +84,9 @@ def _need_no_dropout(dropout: Number) -> None:
         raise NoLowering("attention with dropout")
 
 
-TABLE: dict[str, Rule] = {
+_FUNCTIONS: dict[str, Function] = {
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
 }
+
+TABLE = rules(_FUNCTIONS, heavy)

@@ -7,7 +7,8 @@ from torch_tiny.lower.conditions import require
 from torch_tiny.lower.index import place, take
 from torch_tiny.lower.promote import NoLowering, Number, as_uop, cast
 from torch_tiny.lower.reduce import amax, amin, cumsum
-from torch_tiny.lower.tools import Results, Rule, arange, cut, full, full_like, pad, to_math, total
+from torch_tiny.lower.rule import Function, Results, heavy, rules
+from torch_tiny.lower.shapes import arange, cut, full, full_like, pad, to_math, total
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
@@ -22,7 +23,8 @@ def _bag_of(offsets: UOp, n: int, bags: int) -> UOp:
 
 
 def _embedding_bag(weight: UOp, indices: UOp, offsets: UOp, _scale: bool, mode: int, _sparse: bool,
-                   shares: UOp | None, include_last: bool, padding: int) -> Results:  # fmt: skip
+                   shares: UOp | None, include_last: bool,
+                   padding: int) -> tuple[UOp, ...]:  # fmt: skip
     n, bags = int_shape(indices)[0], int_shape(offsets)[0] - int(include_last)
     rows, width = int_shape(weight)
     if 0 in (n, bags, width, rows):
@@ -63,7 +65,7 @@ def _without_gradients(weight: UOp, indices: UOp, offsets: UOp, scale: bool, mod
         weight, indices, offsets, scale, mode, sparse, shares, include_last, padding
     )
     if mode == _SUM and include_last:
-        rest = [None if one is None else pad(one, [(0, 1)]) for one in rest]
+        rest = [pad(one, [(0, 1)]) for one in rest]
     return out, bag, *rest
 
 
@@ -175,7 +177,7 @@ def _product_of_others(member: UOp, x: UOp, axis: int, initial: Number | None) -
     return product * as_uop(1.0 if initial is None else initial, x.dtype)
 
 
-TABLE: dict[str, Rule] = {
+_FUNCTIONS: dict[str, Function] = {
     "_embedding_bag": _embedding_bag,
     "_embedding_bag_forward_only": _without_gradients,
     "_embedding_bag_backward": _embedding_bag_backward,
@@ -183,3 +185,5 @@ TABLE: dict[str, Rule] = {
     "segment_reduce": _segment_reduce,
     "_segment_reduce_backward": _segment_reduce_backward,
 }
+
+TABLE = rules(_FUNCTIONS, heavy)

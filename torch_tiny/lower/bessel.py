@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch_tiny.lower.arithmetic import absolute, less_equal, log
-from torch_tiny.lower.tools import full_like
+from torch_tiny.lower.arithmetic import absolute, less_equal, log, polynomial
+from torch_tiny.lower.shapes import full_like
 from torch_tiny.uops import UOp, call
 
 _NEAR = 5.0  # up to there one rational function, beyond two that modulate a wave
@@ -80,14 +80,7 @@ def _modulation(x: UOp, given: _Order) -> tuple[UOp, UOp]:
 
 def _quotient(x: UOp, of: Quotient) -> UOp:
     above, below = of
-    return _polynomial(x, above) / _polynomial(x, below)
-
-
-def _polynomial(x: UOp, coefficients: tuple[float, ...]) -> UOp:
-    result = full_like(x, coefficients[0])
-    for c in coefficients[1:]:
-        result = result * x + c
-    return result
+    return polynomial(x, above[::-1]) / polynomial(x, below[::-1])
 
 
 _ORDERS = (

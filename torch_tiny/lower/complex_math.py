@@ -6,10 +6,10 @@ from collections.abc import Callable
 from torch_tiny.lower.arithmetic import absolute, exp, is_nan, log
 from torch_tiny.lower.complex_value import Complex, from_real, imaginary
 from torch_tiny.lower.promote import cast
-from torch_tiny.lower.tools import full_like
+from torch_tiny.lower.shapes import full_like
 from torch_tiny.uops import UOp, call, dtypes
 
-Function = Callable[[Complex], Complex]
+ComplexFunction = Callable[[Complex], Complex]
 
 
 def choose(condition: UOp, yes: Complex, no: Complex) -> Complex:
@@ -24,7 +24,7 @@ def filled(z: Complex, value: float) -> Complex:
     return from_real(full_like(z.re, value))
 
 
-def power(z: Complex, exponent: Complex) -> Complex:
+def complex_power(z: Complex, exponent: Complex) -> Complex:
     """exp(exponent log z), and what it tends to where z is 0."""
     result = cexp(exponent * clog(z))
     at_zero = choose(is_zero(exponent), filled(z, 1.0), filled(z, 0.0))
@@ -41,8 +41,17 @@ def reciprocal(z: Complex) -> Complex:
 
 
 def cexp(z: Complex) -> Complex:
-    size = exp(z.re)
-    return Complex(size * call("cos", z.im), size * call("sin", z.im))
+    """In two steps where exp of the real part overflows and a part of the result may not."""
+    cosine, sine = call("cos", z.im), call("sin", z.im)
+    first = exp((z.re > 80.0).where(z.re - 40.0, z.re))
+    rest = exp((z.re > 80.0).where(full_like(z.re, 40.0), full_like(z.re, 0.0)))
+    return Complex(first * cosine * rest, _times(first, sine) * rest)
+
+
+def _times(size: UOp, sine: UOp) -> UOp:
+    """A real number has no imaginary part, however large it is."""
+    sign = call("copysign", full_like(size, 1.0), size)
+    return sine.eq(0).where(sine * sign, size * sine)
 
 
 def clog(z: Complex) -> Complex:
@@ -76,12 +85,12 @@ def sqrt(z: Complex) -> Complex:
 
 def _sinh(z: Complex) -> Complex:
     sine, cosine = call("sin", z.im), call("cos", z.im)
-    return Complex(call("sinh", z.re) * cosine, call("cosh", z.re) * sine)
+    return Complex(call("sinh", z.re) * cosine, _times(call("cosh", z.re), sine))
 
 
 def _cosh(z: Complex) -> Complex:
     sine, cosine = call("sin", z.im), call("cos", z.im)
-    return Complex(call("cosh", z.re) * cosine, call("sinh", z.re) * sine)
+    return Complex(call("cosh", z.re) * cosine, _times(call("sinh", z.re), sine))
 
 
 def _tanh(z: Complex) -> Complex:
@@ -117,12 +126,12 @@ def _atanh(z: Complex) -> Complex:
     return Complex(re, im)
 
 
-def _about_i(function: Function) -> Function:
+def _about_i(function: ComplexFunction) -> ComplexFunction:
     """sin, tan, asin, atan from sinh, tanh, asinh, atanh: -i f(iz)."""
     return lambda z: -imaginary(function(imaginary(z)))
 
 
-def _in_double(function: Function) -> Function:
+def _in_double(function: ComplexFunction) -> ComplexFunction:
     def rule(z: Complex) -> Complex:
         part = z.re.dtype
         return function(z.each(lambda x: cast(x, dtypes.float64))).each(lambda x: cast(x, part))
@@ -131,31 +140,31 @@ def _in_double(function: Function) -> Function:
 
 
 def _sinc(z: Complex) -> Complex:
-    turned = z.scaled(math.pi)
-    return choose(is_zero(z), filled(z, 1.0), FUNCTIONS["sin"](turned) / turned)
+    turned = z * math.pi
+    return choose(is_zero(z), filled(z, 1.0), COMPLEX_FUNCTIONS["sin"](turned) / turned)
 
 
 def _acos(z: Complex) -> Complex:
     return Complex(full_like(z.re, math.pi / 2), full_like(z.im, 0.0)) - _about_i(_asinh)(z)
 
 
-FUNCTIONS: dict[str, Function] = {
+COMPLEX_FUNCTIONS: dict[str, ComplexFunction] = {
     "neg": lambda z: -z,
     "positive": lambda z: z,
     "square": lambda z: z * z,
     "reciprocal": reciprocal,
     "sgn": sgn,
     "exp": cexp,
-    "exp2": lambda z: cexp(z.scaled(math.log(2.0))),
+    "exp2": lambda z: cexp(z * math.log(2.0)),
     "expm1": _expm1,
     "log": clog,
-    "log2": lambda z: clog(z).scaled(1 / math.log(2.0)),
-    "log10": lambda z: clog(z).scaled(1 / math.log(10.0)),
+    "log2": lambda z: clog(z) * (1 / math.log(2.0)),
+    "log10": lambda z: clog(z) * (1 / math.log(10.0)),
     "log1p": _log1p,
     "sqrt": sqrt,
     "rsqrt": lambda z: reciprocal(sqrt(z)),
     "sigmoid": lambda z: reciprocal(cexp(-z) + filled(z, 1.0)),
-    "silu": lambda z: z * FUNCTIONS["sigmoid"](z),
+    "silu": lambda z: z * COMPLEX_FUNCTIONS["sigmoid"](z),
     "sinh": _sinh,
     "cosh": _cosh,
     "tanh": _tanh,

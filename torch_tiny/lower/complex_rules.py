@@ -7,7 +7,15 @@ from typing import Any
 from torch_tiny import scalar_types as types
 from torch_tiny.lower import creation, elementwise, index, masks, matmul, movement, reduce
 from torch_tiny.lower.arithmetic import absolute
-from torch_tiny.lower.complex_math import FUNCTIONS, any_nan, choose, filled, is_zero, power
+from torch_tiny.lower.complex_math import (
+    COMPLEX_FUNCTIONS,
+    any_nan,
+    choose,
+    complex_power,
+    filled,
+    is_zero,
+)
+from torch_tiny.lower.complex_parts import by_parts, dtype_of_parts, picked_parts
 from torch_tiny.lower.complex_value import (
     PARTS,
     Complex,
@@ -15,75 +23,20 @@ from torch_tiny.lower.complex_value import (
     part_dtype,
     promoted,
 )
-from torch_tiny.lower.promote import Lifted, NoLowering, Number, Operand, as_uop, cast
-from torch_tiny.lower.tools import (
-    DTYPES,
-    Results,
-    Rule,
-    broadcast,
-    cut,
-    full,
-    pad,
-    total,
-    wrap_dims,
-)
+from torch_tiny.lower.promote import Lifted, NoLowering, Operand, as_uop, cast
+from torch_tiny.lower.rule import Function, Results, Table
+from torch_tiny.lower.shapes import DTYPES, broadcast, cut, full, pad, total, wrap_dims
 from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import int_shape
 
-ComplexResults = tuple[UOp | Complex | None, ...]
-ComplexRule = Callable[..., UOp | Complex | ComplexResults]
 Given = Operand | Complex
-
-
-# --- the real rule for each part ---
-
-
-def _by_parts(rule: Rule, *values: int) -> ComplexRule:
-    """`values`: the arguments that may be real, and have an imaginary part of 0 then."""
-
-    def apply(*args: Any) -> Complex | ComplexResults:
-        part = _part_of(args)
-        given = [as_complex(a, part) if i in values else a for i, a in enumerate(args)]
-        re, im = (rule(*_picked(given, which)) for which in ("re", "im"))
-        if isinstance(re, UOp) and isinstance(im, UOp):
-            return Complex(re, im)
-        return tuple(_joined(a, b) for a, b in zip(_several(re), _several(im), strict=True))
-
-    return apply
-
-
-def _part_of(args: Sequence[Any]) -> DType:
-    """The dtype of the parts: what is asked for, or that of the tensors."""
-    for arg in args:
-        if isinstance(arg, types.dtype):
-            return DTYPES[PARTS.get(arg, arg)]
-    tensors = [x for a in args for x in (a if isinstance(a, list | tuple) else (a,))]
-    return part_dtype(*(x for x in tensors if isinstance(x, UOp | Complex)))
-
-
-def _picked(value: Any, which: str) -> Any:
-    if isinstance(value, list | tuple):
-        return [_picked(item, which) for item in value]
-    if isinstance(value, Complex):
-        return getattr(value, which)
-    if isinstance(value, types.dtype):
-        return PARTS.get(value, value)
-    return value
-
-
-def _several(value: UOp | Results) -> Results:
-    return (value,) if isinstance(value, UOp) else value
-
-
-def _joined(re: UOp | None, im: UOp | None) -> Complex | None:
-    return None if re is None or im is None else Complex(re, im)
 
 
 # --- elementwise ---
 
 
-def _function(name: str) -> ComplexRule:
-    function = FUNCTIONS[name]
+def _function(name: str) -> Function:
+    function = COMPLEX_FUNCTIONS[name]
     return lambda z: _rounded(function(*promoted(z)), z)
 
 
@@ -92,11 +45,11 @@ def _rounded(z: Complex, *like: Given) -> Complex:
     return z.each(lambda x: cast(x, part))
 
 
-def _binary(function: Callable[[Complex, Complex], Complex]) -> ComplexRule:
+def _binary(function: Callable[[Complex, Complex], Complex]) -> Function:
     return lambda a, b: _rounded(function(*promoted(a, b)), a, b)
 
 
-def _scaled(function: Callable[[Complex, Complex], Complex]) -> ComplexRule:
+def _scaled(function: Callable[[Complex, Complex], Complex]) -> Function:
     def rule(a: Given, b: Given, alpha: Given) -> Complex:
         # PyTorch multiplies by an alpha of 1 as well: an infinite y has a NaN beside it then.
         x, y, factor = promoted(a, b, _as_number(alpha))
@@ -112,8 +65,8 @@ def _as_number(x: Given) -> Given:
 
 def _power(a: Given, b: Given) -> Complex:
     if not isinstance(b, UOp | Complex | Lifted) and b == 2:
-        return _rounded(FUNCTIONS["square"](*promoted(a)), a)
-    return _rounded(power(*promoted(a, b)), a, b)
+        return _rounded(COMPLEX_FUNCTIONS["square"](*promoted(a)), a)
+    return _rounded(complex_power(*promoted(a, b)), a, b)
 
 
 def _divide(a: Given, b: Given, rounding: str | None = None) -> Complex:
@@ -168,7 +121,7 @@ def _lerp(start: Given, end: Given, weight: Given) -> Complex:
     return _rounded(choose(w.abs() < 0.5, near, far), start, end)
 
 
-def _slope(function: Callable[[Complex], Complex]) -> ComplexRule:
+def _slope(function: Callable[[Complex], Complex]) -> Function:
     """A gradient, where the derivative is a function of the result."""
     return _binary(lambda grad, out: grad * function(out).conj())
 
@@ -176,10 +129,6 @@ def _slope(function: Callable[[Complex], Complex]) -> ComplexRule:
 def _complex(re: UOp, im: UOp) -> Complex:
     both = broadcast(re, im)
     return Complex(both[0], both[1])
-
-
-def _polar(size: UOp, angle: UOp) -> Complex:
-    return Complex(size * call("cos", angle), size * call("sin", angle))
 
 
 # --- conversions and creation ---
@@ -202,30 +151,25 @@ def _real(x: UOp | Complex, dtype: DType) -> UOp:
 
 def _copy(x: UOp | Complex, source: Given) -> UOp | Complex:
     if isinstance(x, Complex):
-        return as_complex(source, x.re.dtype).each(lambda p: p.expand(x.shape))
+        return as_complex(source, x.re.dtype).expand(x.shape)
     given = source if isinstance(source, Complex) else as_uop(source, x.dtype)
     return _real(given, x.dtype).expand(x.shape)
 
 
-def _created(name: str, *values: int) -> ComplexRule:
+def _created(name: str, *values: int) -> Function:
     """A tensor of numbers: real ones have an imaginary part of 0."""
     rule = creation.TABLE[name]
 
-    def apply(*args: Any) -> UOp | Complex | ComplexResults:
+    def apply(*args: Any) -> Any:
         asked = [a for a in args if isinstance(a, types.dtype)]
         if asked and not asked[0].is_complex:
             return rule(*(a.re if isinstance(a, Complex) else a for a in args))
         if values:
-            return _by_parts(rule, *values)(*args)
-        re = rule(*_picked(args, "re"))
-        assert isinstance(re, UOp)
+            return by_parts(rule, *values)(*args)
+        re = rule(*picked_parts(args, "re"))
         return Complex(re, re.const_like(0))
 
     return apply
-
-
-def _as_real(z: Complex) -> UOp:
-    return movement.stack([z.re, z.im], -1)
 
 
 def _as_complex_view(x: UOp) -> Complex:
@@ -233,46 +177,34 @@ def _as_complex_view(x: UOp) -> Complex:
     return Complex(cut(x, last, 0, 1).squeeze(last), cut(x, last, 1, 2).squeeze(last))
 
 
-def _cat(tensors: Sequence[UOp | Complex], dim: int = 0) -> Complex:
-    part = part_dtype(*tensors)
-    whole = [as_complex(t, part) for t in tensors]
-    join = movement.concatenate
-    return Complex(join([t.re for t in whole], dim), join([t.im for t in whole], dim))
+def _joined(join: Callable[[Sequence[UOp], int], UOp]) -> Function:
+    def apply(tensors: Sequence[UOp | Complex], dim: int = 0) -> Complex:
+        part = part_dtype(*tensors)
+        whole = [as_complex(t, part) for t in tensors]
+        return Complex(join([t.re for t in whole], dim), join([t.im for t in whole], dim))
 
-
-def _stack(tensors: Sequence[UOp | Complex], dim: int = 0) -> Complex:
-    part = part_dtype(*tensors)
-    whole = [as_complex(t, part) for t in tensors]
-    join = movement.stack
-    return Complex(join([t.re for t in whole], dim), join([t.im for t in whole], dim))
+    return apply
 
 
 # --- products and reductions ---
 
 
-def _product(rule: Rule) -> ComplexRule:
+def _product(rule: Function) -> Function:
     """What is linear in both arguments."""
 
     def apply(a: Complex, b: Complex) -> Complex:
         part = part_dtype(a, b)
         x, y = as_complex(a, part), as_complex(b, part)
-
-        def of(p: UOp, q: UOp) -> UOp:
-            result = rule(p, q)
-            assert isinstance(result, UOp)
-            return result
-
-        return Complex(of(x.re, y.re) - of(x.im, y.im), of(x.re, y.im) + of(x.im, y.re))
+        return Complex(rule(x.re, y.re) - rule(x.im, y.im), rule(x.re, y.im) + rule(x.im, y.re))
 
     return apply
 
 
-def _added(product: Rule) -> ComplexRule:
+def _added(rule: Function) -> Function:
     """beta*x + alpha*product; a beta of 0 ignores x, NaN and all."""
 
     def apply(x: Given, a: Complex, b: Complex, beta: Given, alpha: Given) -> Complex:
-        found = _product(product)(a, b)
-        assert isinstance(found, Complex)
+        found: Complex = _product(rule)(a, b)
         scaled = found * as_complex(alpha, found.re.dtype)
         if not isinstance(beta, Lifted | Complex) and beta == 0:
             return scaled
@@ -282,25 +214,15 @@ def _added(product: Rule) -> ComplexRule:
     return apply
 
 
-def _outer(a: UOp, b: UOp) -> UOp:
-    return a.unsqueeze(1) * b
-
-
 def _batch_sum(a: UOp, b: UOp) -> UOp:
     return total(matmul.matmul(a, b), (0,))
 
 
-def _vdot(a: Complex, b: Complex) -> Complex:
-    result = _product(matmul.TABLE["dot"])(a.conj(), b)
-    assert isinstance(result, Complex)
-    return result
-
-
-def _prod(
+def complex_product(
     x: Given, dims: Any = None, keepdim: bool = False, dtype: types.dtype | None = None
 ) -> Complex:
     """Pairs, and pairs of pairs; times one, which makes NaN of an infinity, as on the CPU."""
-    part = _part_of((dtype,)) if dtype is not None else part_dtype(x)
+    part = dtype_of_parts((dtype,)) if dtype is not None else part_dtype(x)
     z = as_complex(x, part)
     shape = int_shape(z.re)
     for dim in wrap_dims(dims, z.ndim):
@@ -316,106 +238,62 @@ def _prod(
             )
     over = wrap_dims(dims, z.ndim)
     kept = tuple(1 if d in over else n for d, n in enumerate(shape) if keepdim or d not in over)
-    return (z * Complex(full((), 1, part), full((), 0, part))).each(lambda p: p.reshape(kept))
+    return (z * Complex(full((), 1, part), full((), 0, part))).reshape(kept)
 
 
-def _variance(name: str) -> ComplexRule:
-    rule = reduce.TABLE[name]
-
-    def apply(z: Complex, *rest: Any) -> UOp:
-        re, im = rule(z.re, *rest), rule(z.im, *rest)
-        assert isinstance(re, UOp) and isinstance(im, UOp)
-        return re + im
-
-    return apply
+def _variance(z: Complex, *how: Any) -> UOp:
+    return reduce.var_mean(z.re, *how)[0] + reduce.var_mean(z.im, *how)[0]
 
 
-def _deviation(name: str) -> ComplexRule:
-    variance = _variance(name.replace("std", "var"))
-
-    def apply(z: Complex, *rest: Any) -> UOp:
-        found = variance(z, *rest)
-        assert isinstance(found, UOp)
-        return call("sqrt", found)
-
-    return apply
+def _deviation(z: Complex, *how: Any) -> UOp:
+    return call("sqrt", _variance(z, *how))
 
 
-def _with_mean(spread: ComplexRule, mean: str) -> ComplexRule:
+def _with_mean(spread: Callable[..., UOp]) -> Function:
     """The variance or deviation, and the mean."""
 
-    def apply(z: Complex, dims: Any, correction: Any, keepdim: bool) -> ComplexResults:
-        middle = _by_parts(reduce.TABLE[mean])(z, dims, keepdim, None)
-        found = spread(z, dims, correction, keepdim)
-        assert isinstance(found, UOp) and isinstance(middle, Complex)
-        return found, middle
+    def apply(z: Complex, dims: Any, correction: Any, keepdim: bool) -> Results:
+        middle = z.each(lambda part: reduce.mean(part, dims, keepdim))
+        return spread(z, dims, correction, keepdim), middle
 
     return apply
 
 
-def _index_add(x: Complex, dim: int, at: UOp, source: Complex, alpha: Given) -> Complex:
+def _index_add(x: Complex, dim: int, at: UOp, source: Complex, alpha: Given) -> Any:
     scaled = source * as_complex(alpha, source.re.dtype)
-    result = _by_parts(index.TABLE["index_add"])(x, dim, at, scaled, 1)
-    assert isinstance(result, Complex)
-    return result
+    return by_parts(index.index_add)(x, dim, at, scaled, 1)
 
 
-def _of_size(name: str) -> ComplexRule:
-    """What only depends on absolute values."""
-    rule = reduce.TABLE[name]
-    return lambda z, *rest: rule(_abs(z), *_picked(rest, "re"))
-
-
-def _of_truth(name: str) -> ComplexRule:
-    rule = reduce.TABLE[name]
-    return lambda z, *rest: rule(_truth(z), *rest)
+def _reduction(name: str, of: Callable[[Complex], UOp]) -> Function:
+    """What only depends on something real of each number."""
+    rule = reduce.PLAIN[name]
+    return lambda z, *rest: rule(of(z), *picked_parts(rest, "re"))
 
 
 def _infinite(z: Complex) -> UOp:
     return absolute(z.re).eq(math.inf) | absolute(z.im).eq(math.inf)
 
 
-def _nan_to_num(z: Complex, *bounds: Number | None) -> Complex:
-    re, im = (elementwise.TABLE["nan_to_num"](p, *bounds) for p in (z.re, z.im))
-    assert isinstance(re, UOp) and isinstance(im, UOp)
-    return Complex(re, im)
+def _nansum(z: Complex, *how: Any) -> Any:
+    return by_parts(reduce.sums)(choose(any_nan(z), filled(z, 0.0), z), *how)
 
 
-def _nansum(z: Complex, dims: Any, keepdim: bool, dtype: types.dtype | None) -> ComplexResults:
-    kept = choose(any_nan(z), filled(z, 0.0), z)
-    result = _by_parts(reduce.TABLE["sum.dim_IntList"])(kept, dims, keepdim, dtype)
-    assert isinstance(result, Complex)
-    return (result,)
-
-
-# Not of the parts one by one: their numbers are fill values, or they look at memory.
-_NOT_BY_PARTS = {"constant_pad_nd", "cat", "stack", "view.dtype", "view_copy.dtype"}
-_INDEXED = """
-    index_select gather take index.Tensor _unsafe_index.Tensor scatter.src scatter_add index_put
-    _index_put_impl _unsafe_index_put index_copy put embedding embedding_dense_backward
-"""
-
-TABLE: dict[str, ComplexRule] = {
-    **{n: _by_parts(rule) for n, rule in movement.TABLE.items() if n not in _NOT_BY_PARTS},
-    **{name: _by_parts(index.TABLE[name]) for name in _INDEXED.split()},
-    **{name: _by_parts(reduce.TABLE[name], 0) for name in ("sum", "sum.dim_IntList", "cumsum")},
-    **{name: _by_parts(reduce.TABLE[name], 0) for name in ("mean", "mean.dim")},
+TABLE: Table = {
+    "complex": _complex,
+    "polar": lambda size, angle: Complex(size * call("cos", angle), size * call("sin", angle)),
+    "view_as_complex": _as_complex_view,
+}
+COLUMN: dict[str, Function] = {
     "nansum": _nansum,
-    "masked_scatter": _by_parts(masks.TABLE["masked_scatter"]),
-    "masked_scatter_backward": _by_parts(masks.TABLE["masked_scatter_backward"]),
-    "nonzero_static": lambda z, *rest: masks.TABLE["nonzero_static"](_truth(z), *rest),
-    "constant_pad_nd": _by_parts(movement.TABLE["constant_pad_nd"], 2),
-    "scatter.value": _by_parts(index.TABLE["scatter.value"], 3),
-    "index_fill.int_Scalar": _by_parts(index.TABLE["index_fill.int_Scalar"], 3),
-    "index_fill.int_Tensor": _by_parts(index.TABLE["index_fill.int_Tensor"], 3),
-    "cat": _cat,
-    "stack": _stack,
-    **{name: _function(name) for name in FUNCTIONS},
+    "nonzero_static": lambda z, *rest: masks.nonzero_static(_truth(z), *rest),
+    "cat": _joined(movement.concatenate),
+    "stack": _joined(movement.stack),
+    **{name: _function(name) for name in COMPLEX_FUNCTIONS},
     "abs": _abs,
     "angle": _angle,
     "isinf": _infinite,
     "isnan": any_nan,
-    "nan_to_num": _nan_to_num,
+    "nan_to_num": lambda z, *bounds: z.each(lambda part: elementwise.nan_to_num(part, *bounds)),
     **{f"{name}.{kind}": _scaled(function) for kind in ("Tensor", "Scalar") for name, function in (
         ("add", lambda a, b: a + b), ("sub", lambda a, b: a - b), ("rsub", lambda a, b: b - a),
     )},
@@ -444,12 +322,9 @@ TABLE: dict[str, ComplexRule] = {
     "lerp.Tensor": _lerp,
     "tanh_backward": _slope(lambda y: filled(y, 1.0) - y * y),
     "sigmoid_backward": _slope(lambda y: (filled(y, 1.0) - y) * y),
-    "complex": _complex,
-    "polar": _polar,
     **dict.fromkeys(("_conj", "_conj_physical", "conj_physical"), lambda z: z.conj()),
     "_neg_view": lambda z: -z,
-    "view_as_real": _as_real,
-    "view_as_complex": _as_complex_view,
+    "view_as_real": lambda z: movement.stack([z.re, z.im], -1),
     "real": lambda z: z.re,
     "imag": lambda z: z.im,
     "_to_copy": _to_copy,
@@ -464,28 +339,28 @@ TABLE: dict[str, ComplexRule] = {
         ("full", 1), ("full_like", 1), ("new_full", 2), ("scalar_tensor", 0),
     )},
     "linspace": _created("linspace", 0, 1),
-    "mm": _product(matmul.TABLE["mm"]),
-    "bmm": _product(matmul.TABLE["bmm"]),
-    "mv": _product(matmul.TABLE["mv"]),
-    "dot": _product(matmul.TABLE["dot"]),
-    "vdot": _vdot,
-    "addmm": _added(matmul.TABLE["mm"]),
-    "baddbmm": _added(matmul.TABLE["bmm"]),
+    "mm": _product(matmul.rounded),
+    "bmm": _product(matmul.rounded),
+    "mv": _product(matmul.by_vector),
+    "dot": _product(matmul.dot),
+    "vdot": lambda a, b: _product(matmul.dot)(a.conj(), b),
+    "addmm": _added(matmul.rounded),
+    "baddbmm": _added(matmul.rounded),
     "addbmm": _added(_batch_sum),
-    "addmv": _added(matmul.TABLE["mv"]),
-    "addr": _added(_outer),
-    "prod": lambda x, dtype: _prod(x, None, False, dtype),
-    "prod.dim_int": _prod,
-    **{n: _variance(n) for n in ("var", "var.dim", "var.correction")},
-    **{n: _deviation(n) for n in ("std", "std.dim", "std.correction")},
-    "var_mean.correction": _with_mean(_variance("var.correction"), "mean.dim"),
-    "std_mean.correction": _with_mean(_deviation("std.correction"), "mean.dim"),
+    "addmv": _added(matmul.by_vector),
+    "addr": _added(lambda a, b: a.unsqueeze(1) * b),
+    "prod": lambda x, dtype: complex_product(x, None, False, dtype),
+    "prod.dim_int": complex_product,
+    **reduce.unbiased("var", _variance),
+    **reduce.unbiased("std", _deviation),
+    "var_mean.correction": _with_mean(_variance),
+    "std_mean.correction": _with_mean(_deviation),
     "index_add": _index_add,
-    **{name: _of_size(name) for name in (
+    **{name: _reduction(name, _abs) for name in (
         "linalg_vector_norm", "norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype",
         "norm.ScalarOpt_dtype",
     )},
-    **{name: _of_truth(name) for name in (
+    **{name: _reduction(name, _truth) for name in (
         "any", "any.dim", "any.dims", "all", "all.dim", "all.dims", "count_nonzero",
         "count_nonzero.dim_IntList",
     )},

@@ -17,7 +17,7 @@ from torch_tiny.lower.promote import (
     math_dtype,
     result_dtype,
 )
-from torch_tiny.lower.tools import arange, full_like
+from torch_tiny.lower.shapes import arange, full_like
 from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import ViewSpec, int_shape, read, write
 
@@ -58,6 +58,27 @@ class Complex:
         """The function of both parts; for what is linear with real coefficients."""
         return Complex(function(self.re), function(self.im))
 
+    def reshape(self, shape: tuple[int, ...]) -> Complex:
+        return self.each(lambda x: x.reshape(shape))
+
+    def expand(self, shape: tuple[int, ...]) -> Complex:
+        return self.each(lambda x: x.expand(shape))
+
+    def shrink(self, bounds: tuple[tuple[int, int] | None, ...]) -> Complex:
+        return self.each(lambda x: x.shrink(bounds))
+
+    def transpose(self, a: int, b: int) -> Complex:
+        return self.each(lambda x: x.transpose(a, b))
+
+    def squeeze(self, dim: int) -> Complex:
+        return self.each(lambda x: x.squeeze(dim))
+
+    def unsqueeze(self, dim: int) -> Complex:
+        return self.each(lambda x: x.unsqueeze(dim))
+
+    def contiguous(self) -> Complex:
+        return self.each(lambda x: x.contiguous())
+
     def conj(self) -> Complex:
         return Complex(self.re, -self.im)
 
@@ -70,7 +91,9 @@ class Complex:
     def __sub__(self, other: Complex) -> Complex:
         return Complex(self.re - other.re, self.im - other.im)
 
-    def __mul__(self, other: Complex) -> Complex:
+    def __mul__(self, other: Complex | UOp | float) -> Complex:
+        if not isinstance(other, Complex):
+            return self.each(lambda x: x * other)
         return Complex(
             self.re * other.re - self.im * other.im, self.re * other.im + self.im * other.re
         )
@@ -86,9 +109,6 @@ class Complex:
         im = by_re.where(b - a * ratio, b * ratio - a) * scale
         zero = c.eq(0) & d.eq(0)
         return Complex(zero.where(a / absolute(c), re), zero.where(b / absolute(d), im))
-
-    def scaled(self, by: UOp | float) -> Complex:
-        return self.each(lambda x: x * by)
 
     def abs(self) -> UOp:
         return call("hypot", self.re, self.im)

@@ -1,20 +1,23 @@
 """What must hold of the data for an operator not to raise, noted while it is lowered.
 
 A region whose conditions do not hold is run by PyTorch's own operators, which raise as they do.
+Rules do not pass them along: half of them read by an index, through several others each.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from torch_tiny.uops import UOp, dtypes
 
-_noted: list[UOp] | None = None
+_noted: ContextVar[list[UOp] | None] = ContextVar("noted", default=None)
 
 
 def require(condition: UOp) -> None:
     """Note that all elements of `condition` must be true."""
-    if _noted is not None:
-        _noted.append(condition)
+    noted = _noted.get()
+    if noted is not None:
+        noted.append(condition)
 
 
 def require_index(index: UOp, size: int, *, from_end: bool = False) -> None:
@@ -25,14 +28,14 @@ def require_index(index: UOp, size: int, *, from_end: bool = False) -> None:
 
 
 @contextmanager
-def noted() -> Iterator[list[UOp]]:
+def collected() -> Iterator[list[UOp]]:
     """The conditions of everything that is lowered inside."""
-    global _noted
-    before, _noted = _noted, []
+    conditions: list[UOp] = []
+    token = _noted.set(conditions)
     try:
-        yield _noted
+        yield conditions
     finally:
-        _noted = before
+        _noted.reset(token)
 
 
 def all_hold(conditions: list[UOp]) -> UOp | None:

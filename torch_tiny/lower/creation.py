@@ -15,7 +15,8 @@ from torch_tiny.lower.promote import (
     math_dtype,
     result_dtype,
 )
-from torch_tiny.lower.tools import Rule, arange, full, to_dtype
+from torch_tiny.lower.rule import Function
+from torch_tiny.lower.shapes import arange, full, to_dtype
 from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import int_shape
 
@@ -68,11 +69,11 @@ def _full(size: Sequence[int], value: Number, dtype: DType | None, *_: Any) -> U
     return full(size, value, to_dtype(dtype, result_dtype(value)))
 
 
-def _like(value: Number) -> Rule:
+def _like(value: Number) -> Function:
     return lambda x, dtype, *_: full(int_shape(x), value, to_dtype(dtype, x.dtype))
 
 
-def _new(value: Number) -> Rule:
+def _new(value: Number) -> Function:
     return lambda x, size, dtype, *_: full(size, value, to_dtype(dtype, x.dtype))
 
 
@@ -81,7 +82,7 @@ def _eye(n: int, m: int, dtype: DType | None) -> UOp:
                 full((n, m), False, dtypes.bool), to_dtype(dtype, dtypes.float32))  # fmt: skip
 
 
-TABLE: dict[str, Rule] = {
+TABLE: dict[str, Function] = {
     "arange": lambda end, dtype, *_: _arange(0, end, 1, dtype=dtype),
     "arange.start": lambda start, end, dtype, *_: _arange(start, end, 1, dtype=dtype),
     # Whatever the bounds are, the memory says how many numbers there are.

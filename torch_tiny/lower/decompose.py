@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,11 +15,11 @@ from torch.utils import _pytree as pytree
 from torch_tiny import scalar_types
 from torch_tiny.lower.complex_value import PARTS, Complex
 from torch_tiny.lower.promote import Lifted, NoLowering
-from torch_tiny.lower.tools import DTYPES, full
+from torch_tiny.lower.rule import Results
+from torch_tiny.lower.shapes import DTYPES, full
 from torch_tiny.uops import UOp
 from torch_tiny.views import int_shape
 
-Results = tuple[UOp | Complex | None, ...]
 Step = Callable[[str, Sequence[Any], Mapping[str, Any]], Results]
 
 # The compiler's types are stand-ins for torch's where torch was not imported before (scalar_types).
@@ -31,7 +31,7 @@ _TORCH_DTYPES = {dtype: _THEIRS[ours] for ours, dtype in DTYPES.items()}
 
 
 def lower_by_tracing(
-    name: str, args: Sequence[Any], step: Step, has_rule: Callable[[str], bool]
+    name: str, args: Sequence[Any], step: Step, with_rules: Container[str]
 ) -> Results:
     """Traces the decomposition of one call and lowers each call it makes by `step`."""
     base, _, overload = name.removeprefix("aten::").partition(".")
@@ -46,7 +46,7 @@ def lower_by_tracing(
         filled = [next(left) if isinstance(leaf, UOp | Complex) else leaf for leaf in leaves]
         return _call(op, pytree.tree_unflatten(filled, spec))
 
-    table = {o: rule for o, rule in _table().items() if not has_rule(_name(o)) or o is op}
+    table = {o: rule for o, rule in _table().items() if _name(o) not in with_rules or o is op}
     try:
         with FakeTensorMode():
             fakes = [torch.empty(_shape(x), dtype=_torch_dtype(x)) for x in tensors]

@@ -6,7 +6,8 @@ from torch_tiny.lower.arithmetic import absolute
 from torch_tiny.lower.index import place, take
 from torch_tiny.lower.promote import Number, as_uop
 from torch_tiny.lower.reduce import vector_norm
-from torch_tiny.lower.tools import Rule, arange, full, full_like, total
+from torch_tiny.lower.rule import Rule, Table, heavy
+from torch_tiny.lower.shapes import arange, full, full_like, total
 from torch_tiny.uops import UOp, call, dtypes
 from torch_tiny.views import int_shape
 
@@ -63,9 +64,9 @@ def _pdist_backward(grad: UOp, x: UOp, p: Number, distances: UOp) -> UOp:
     return place(pull, 0, i, n) - place(pull, 0, j, n)
 
 
-TABLE: dict[str, Rule] = {
+TABLE: Table = {
     "_cdist_forward": _cdist,
     "_cdist_backward": _cdist_backward,
-    "_pdist_forward": _pdist,
-    "_pdist_backward": _pdist_backward,
+    "_pdist_forward": Rule(_pdist, cost=heavy),
+    "_pdist_backward": Rule(_pdist_backward, cost=heavy),
 }

@@ -14,6 +14,7 @@ from torch_tiny.lower.arithmetic import (
     less,
     less_equal,
     log,
+    log_add,
     maximum,
     minimum,
     mul,
@@ -37,14 +38,15 @@ from torch_tiny.lower.promote import (
     math_dtype,
     result_dtype,
 )
-from torch_tiny.lower.tools import Rule, broadcast, full_like, to_dtype
+from torch_tiny.lower.rule import Function, Table
+from torch_tiny.lower.shapes import broadcast, full_like, to_dtype
 from torch_tiny.uops import DType, UOp, call, dtypes
 
 Unary = Callable[[UOp], UOp]
 Binary = Callable[[UOp, UOp], UOp]
 
 
-def _scaled(function: Binary) -> Rule:
+def _scaled(function: Binary) -> Function:
     """a + alpha*b and the like."""
 
     def rule(a: Operand, b: Operand, alpha: Number) -> UOp:
@@ -111,13 +113,13 @@ def clamp(x: UOp, low: Operand | None, high: Operand | None) -> UOp:
 # --- rounding, signs ---
 
 
-def _rounded(name: str) -> Rule:
+def _rounded(name: str) -> Unary:
     return lambda x: elementwise(lambda v: call(name, v), x) if is_float(x.dtype) else x
 
 
 def _round_decimals(x: UOp, decimals: int) -> UOp:
     if not is_float(x.dtype) or decimals == 0:
-        return _rounded("rint")(x)  # type: ignore[return-value]
+        return _rounded("rint")(x)
     ten = 10.0 ** abs(decimals)
     if decimals > 0:
         return elementwise(lambda v: call("rint", v * ten) / ten, x)
@@ -132,7 +134,7 @@ def _sign(x: UOp) -> UOp:
     return is_nan(x).where(full_like(x, 0), (x > 0).where(one, negative))
 
 
-def _nan_to_num(x: UOp, nan: Number | None, high: Number | None, low: Number | None) -> UOp:
+def nan_to_num(x: UOp, nan: Number | None, high: Number | None, low: Number | None) -> UOp:
     if not is_float(x.dtype):
         return x
     top = _LARGEST[x.dtype]
@@ -153,7 +155,7 @@ _LARGEST = {
 }
 
 
-def _float_test(test: Unary, of_int: bool) -> Rule:
+def _float_test(test: Unary, of_int: bool) -> Function:
     def rule(x: UOp) -> UOp:
         if not is_float(x.dtype):
             return full_like(x, of_int, dtypes.bool)
@@ -194,15 +196,6 @@ def _xlogy(log_name: str) -> Binary:
     return rule
 
 
-def _logaddexp(base: str, log1p: Unary) -> Binary:
-    def rule(a: UOp, b: UOp) -> UOp:
-        top = maximum(a, b)
-        same_infinity = a.eq(b) & absolute(a).eq(math.inf)
-        return same_infinity.where(a, top + log1p(call(base, -absolute(a - b))))
-
-    return rule
-
-
 def _logit(x: UOp, eps: Number | None) -> UOp:
     def rule(v: UOp) -> UOp:
         if eps is not None:
@@ -213,71 +206,54 @@ def _logit(x: UOp, eps: Number | None) -> UOp:
     return elementwise_float(rule, x)
 
 
-def _copysign(a: Operand, b: Operand) -> UOp:
-    return elementwise_float(lambda x, y: call("copysign", x, y), a, b)
-
-
-def _same_dtype(function: Unary) -> Rule:
+def _same_dtype(function: Unary) -> Function:
     return lambda x: elementwise(function, x)
 
 
-def _float_unary(function: Unary) -> Rule:
+def _float_unary(function: Unary) -> Function:
     return lambda x: elementwise_float(function, x)
 
 
-def _of_name(name: str) -> Rule:
+def _of_name(name: str) -> Function:
     return _float_unary(lambda x: call(name, x))
 
 
-def _binary(function: Binary) -> Rule:
+def _binary(function: Binary) -> Function:
     return lambda a, b: elementwise(function, a, b, rounded=True)
 
 
-def _binary_float(function: Binary) -> Rule:
+def _binary_float(function: Binary) -> Function:
     return lambda a, b: elementwise_float(function, a, b, rounded=True)
 
 
-def _compared(function: Binary) -> Rule:
+def _compared(function: Binary) -> Function:
     return lambda a, b: elementwise(function, a, b, result=dtypes.bool, rounded=True)
 
 
-def _truth(function: Binary) -> Rule:
+def _truth(function: Binary) -> Function:
     return lambda a, b: function(cast(a, dtypes.bool), cast(b, dtypes.bool))
 
 
-def _both(name: str, rule: Rule, *more: str) -> dict[str, Rule]:
+def _both(name: str, rule: Function, *more: str) -> dict[str, Function]:
     """The same rule for a tensor and for a number as the second operand."""
     return {f"{name}.{overload}": rule for overload in ("Tensor", "Scalar", *more)}
 
 
-_C_FUNCTIONS = [
-    "exp",
-    "exp2",
-    "expm1",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "sqrt",
-    "sin",
-    "cos",
-    "tan",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "asinh",
-    "acosh",
-    "atanh",
-    "erf",
-    "erfc",
-    "lgamma",
-]
+def _shifts(side: str, operator: str) -> dict[str, Function]:
+    rule = _binary(lambda a, b: shift(a, b, left=side == "left"))
+    return {
+        **_both(f"bitwise_{side}_shift", rule, "Tensor_Scalar", "Scalar_Tensor"),
+        **_both(operator, rule),
+    }
 
-TABLE: dict[str, Rule] = {
-    **{name: _of_name(name) for name in _C_FUNCTIONS},
+
+_C_FUNCTIONS = """
+    exp exp2 expm1 log log2 log10 log1p sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh
+    atanh erf erfc lgamma
+"""
+
+TABLE: Table = {
+    **{name: _of_name(name) for name in _C_FUNCTIONS.split()},
     "sigmoid": _float_unary(sigmoid),
     "rsqrt": _float_unary(lambda x: call("sqrt", x).reciprocal()),
     "reciprocal": _float_unary(lambda x: x.reciprocal()),
@@ -309,27 +285,20 @@ TABLE: dict[str, Rule] = {
     "isinf": _float_test(lambda x: absolute(x).eq(math.inf), False),
     "isposinf": _float_test(lambda x: x.eq(math.inf), False),
     "isneginf": _float_test(lambda x: x.eq(-math.inf), False),
-    "nan_to_num": _nan_to_num,
+    "nan_to_num": nan_to_num,
     "logical_not": lambda x: cast(x, dtypes.bool).logical_not(),
     "bitwise_not": lambda x: ~x,
-    "add.Tensor": _scaled(add),
-    "add.Scalar": _scaled(add),
-    "sub.Tensor": _scaled(lambda a, b: a - b),
-    "sub.Scalar": _scaled(lambda a, b: a - b),
-    "rsub.Tensor": lambda a, b, alpha: _scaled(lambda x, y: x - y)(b, a, alpha),
-    "rsub.Scalar": lambda a, b, alpha: _scaled(lambda x, y: x - y)(b, a, alpha),
+    **_both("add", _scaled(add)),
+    **_both("sub", _scaled(lambda a, b: a - b)),
+    **_both("rsub", lambda a, b, alpha: _scaled(lambda x, y: x - y)(b, a, alpha)),
     # A number stays as precise as it is in products and quotients.
     **_both("mul", lambda a, b: elementwise(mul, a, b)),
     **_both("div", divide),
-    "div.Tensor_mode": divide,
-    "div.Scalar_mode": divide,
-    "floor_divide": lambda a, b: divide(a, b, "floor"),
-    "floor_divide.Scalar": lambda a, b: divide(a, b, "floor"),
+    **dict.fromkeys(("div.Tensor_mode", "div.Scalar_mode"), divide),
+    **dict.fromkeys(("floor_divide", "floor_divide.Scalar"), lambda a, b: divide(a, b, "floor")),
     **_both("remainder", _binary(remainder), "Scalar_Tensor"),
     **_both("fmod", _binary(fmod)),
-    "pow.Tensor_Tensor": power,
-    "pow.Tensor_Scalar": power,
-    "pow.Scalar": power,
+    **dict.fromkeys(("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar"), power),
     "maximum": _binary(maximum),
     "minimum": _binary(minimum),
     "fmax": _binary(lambda a, b: call("fmax", a, b) if is_float(a.dtype) else maximum(a, b)),
@@ -337,10 +306,9 @@ TABLE: dict[str, Rule] = {
     "atan2": _binary_float(lambda a, b: call("atan2", a, b)),
     "hypot": _binary(lambda a, b: call("hypot", a, b)),
     "nextafter": lambda a, b: next_after(*broadcast(a, b)),
-    "copysign.Tensor": _copysign,
-    "copysign.Scalar": _copysign,
-    "logaddexp": _binary(_logaddexp("exp", lambda x: call("log1p", x))),
-    "logaddexp2": _binary(_logaddexp("exp2", lambda x: call("log1p", x) * (1 / math.log(2)))),
+    **_both("copysign", lambda a, b: elementwise_float(lambda x, y: call("copysign", x, y), a, b)),
+    "logaddexp": _binary(log_add),
+    "logaddexp2": _binary(lambda a, b: log_add(a, b, "exp2", 1 / math.log(2))),
     **dict.fromkeys(
         ("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other"), _binary_float(_xlogy("log"))
     ),
@@ -358,41 +326,16 @@ TABLE: dict[str, Rule] = {
     **_both("bitwise_and", _binary(lambda a, b: a & b), "Scalar_Tensor"),
     **_both("bitwise_or", _binary(lambda a, b: a | b), "Scalar_Tensor"),
     **_both("bitwise_xor", _binary(lambda a, b: a ^ b), "Scalar_Tensor"),
-    **dict.fromkeys(
-        (
-            "bitwise_left_shift.Tensor",
-            "bitwise_left_shift.Tensor_Scalar",
-            "bitwise_left_shift.Scalar_Tensor",
-            "__lshift__.Tensor",
-            "__lshift__.Scalar",
-        ),
-        _binary(lambda a, b: shift(a, b, left=True)),
-    ),
-    **dict.fromkeys(
-        (
-            "bitwise_right_shift.Tensor",
-            "bitwise_right_shift.Tensor_Scalar",
-            "bitwise_right_shift.Scalar_Tensor",
-            "__rshift__.Tensor",
-            "__rshift__.Scalar",
-        ),
-        _binary(lambda a, b: shift(a, b, left=False)),
-    ),
+    **_shifts("left", "__lshift__"),
+    **_shifts("right", "__rshift__"),
     "logical_and": _truth(lambda a, b: a & b),
     "logical_or": _truth(lambda a, b: a | b),
     "logical_xor": _truth(lambda a, b: a ^ b),
-    "clamp": clamp,
-    "clamp.Tensor": clamp,
-    "clamp_min": lambda x, low: clamp(x, low, None),
-    "clamp_min.Tensor": lambda x, low: clamp(x, low, None),
-    "clamp_max": lambda x, high: clamp(x, None, high),
-    "clamp_max.Tensor": lambda x, high: clamp(x, None, high),
-    "where.self": where,
-    "where.ScalarOther": where,
-    "where.ScalarSelf": where,
-    "where.Scalar": where,
-    "lerp.Scalar": lerp,
-    "lerp.Tensor": lerp,
+    **dict.fromkeys(("clamp", "clamp.Tensor"), clamp),
+    **dict.fromkeys(("clamp_min", "clamp_min.Tensor"), lambda x, low: clamp(x, low, None)),
+    **dict.fromkeys(("clamp_max", "clamp_max.Tensor"), lambda x, high: clamp(x, None, high)),
+    **dict.fromkeys(("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar"), where),
+    **_both("lerp", lerp),
     "addcmul": lambda x, a, b, value: elementwise(
         lambda p, q, r: p + as_uop(value, p.dtype) * q * r, x, a, b
     ),
@@ -404,16 +347,11 @@ TABLE: dict[str, Rule] = {
     "_neg_view": _same_dtype(lambda x: -x),
     "copy": lambda x, source, _: copy(x, source),
     "_copy_from": lambda source, x, _: copy(x, source),
-    "clone": lambda x, _: x,
-    "contiguous": lambda x, _: x,
-    "alias": lambda x: x,
-    "detach": lambda x: x,
-    "lift_fresh": lambda x: x,
+    **dict.fromkeys(("clone", "contiguous", "alias", "detach", "lift_fresh"), lambda x, *_: x),
     "fill.Scalar": lambda x, value: full_like(x, value),
     "fill.Tensor": lambda x, value: copy(x, value),
     "zero": lambda x: full_like(x, 0),
-    "masked_fill.Scalar": lambda x, mask, value: mask.where(as_uop(value, x.dtype), x),
-    "masked_fill.Tensor": lambda x, mask, value: mask.where(as_uop(value, x.dtype), x),
+    **_both("masked_fill", lambda x, mask, value: mask.where(as_uop(value, x.dtype), x)),
     "deg2rad": _float_unary(lambda x: x * (math.pi / 180)),
     "rad2deg": _float_unary(lambda x: x * (180 / math.pi)),
 }

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Sequence
 
-from torch_tiny.lower.complex_rules import ComplexRule
 from torch_tiny.lower.complex_value import Complex, from_real
 from torch_tiny.lower.movement import concatenate
 from torch_tiny.lower.promote import cast
-from torch_tiny.lower.tools import arange, cut, flip_dims, to_math, total
+from torch_tiny.lower.rule import Rule, Table, heavy
+from torch_tiny.lower.shapes import arange, cut, flip_dims, to_math, total
 from torch_tiny.uops import DType, UOp, call
 
 _DIRECT = 64  # sums of at most so many terms, unless the length has a larger prime factor
@@ -21,11 +21,11 @@ def _transformed(z: Complex, sign: float) -> Complex:
         return _summed(z, n, sign)
     b = n // a
     # j = j1 b + j2 and k = k1 + a k2: sums over j1, a turn by j2 k1, sums over j2.
-    rows = z.each(lambda x: x.reshape((*lead, a, b)).transpose(-1, -2))
-    inner = _summed(rows, a, sign).each(lambda x: x.transpose(-1, -2))
+    rows = z.reshape((*lead, a, b)).transpose(-1, -2)
+    inner = _summed(rows, a, sign).transpose(-1, -2)
     turned = inner * _roots(arange(a).unsqueeze(1) * arange(b), n, sign, z.re.dtype)
     outer = _transformed(turned, sign)
-    return outer.each(lambda x: x.transpose(-1, -2).reshape((*lead, n)))
+    return outer.transpose(-1, -2).reshape((*lead, n))
 
 
 def _factor(n: int) -> int:
@@ -37,7 +37,7 @@ def _factor(n: int) -> int:
 
 def _summed(z: Complex, n: int, sign: float) -> Complex:
     root = _roots(arange(n).unsqueeze(1) * arange(n), n, sign, z.re.dtype)
-    terms = z.each(lambda x: x.unsqueeze(-2)) * root
+    terms = z.unsqueeze(-2) * root
     return terms.each(lambda x: total(x, (x.ndim - 1,)))
 
 
@@ -50,15 +50,14 @@ def _roots(turns: UOp, n: int, sign: float, dtype: DType) -> Complex:
 
 def _along(z: Complex, dim: int, sign: float) -> Complex:
     last = z.ndim - 1
-    moved = z.each(lambda x: x.transpose(dim, last))
-    return _transformed(moved, sign).each(lambda x: x.transpose(dim, last))
+    return _transformed(z.transpose(dim, last), sign).transpose(dim, last)
 
 
 def _normalized(z: Complex, count: int, normalization: int) -> Complex:
     """0: not at all, 1: by the root of the length, 2: by the length."""
     if normalization == 0:
         return z
-    return z.scaled(1.0 / (math.sqrt(count) if normalization == 1 else count))
+    return z * (1.0 / (math.sqrt(count) if normalization == 1 else count))
 
 
 def _c2c(z: Complex, dims: Sequence[int], normalization: int, forward: bool) -> Complex:
@@ -109,4 +108,8 @@ def _mirrored(half: Complex, dim: int, size: int) -> Complex:
     return Complex(concatenate([first.re, rest.re], dim), concatenate([first.im, rest.im], dim))
 
 
-TABLE: dict[str, ComplexRule] = {"_fft_c2c": _c2c, "_fft_r2c": _r2c, "_fft_c2r": _c2r}
+TABLE: Table = {
+    "_fft_c2c": Rule(complex=_c2c, cost=heavy),
+    "_fft_r2c": Rule(_r2c, cost=heavy),
+    "_fft_c2r": Rule(complex=_c2r, cost=heavy),
+}

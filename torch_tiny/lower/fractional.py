@@ -7,7 +7,8 @@ from torch_tiny.lower.arithmetic import is_nan
 from torch_tiny.lower.index import gather, scatter_add
 from torch_tiny.lower.promote import cast
 from torch_tiny.lower.reduce import amax
-from torch_tiny.lower.tools import Results, Rule, arange, cut, full, full_like, to_math
+from torch_tiny.lower.rule import Function, Results, heavy, rules
+from torch_tiny.lower.shapes import arange, cut, full, full_like, to_math
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
@@ -63,9 +64,11 @@ def _backward(grad: UOp, x: UOp, kernel: Sequence[int], _out: Sequence[int],
     return cast(scatter_add(flat, 1, at, g), x.dtype).reshape(shape)
 
 
-TABLE: dict[str, Rule] = {
+_FUNCTIONS: dict[str, Function] = {
     **dict.fromkeys(("fractional_max_pool2d", "fractional_max_pool3d"), _pool),
     **dict.fromkeys(
         ("fractional_max_pool2d_backward", "fractional_max_pool3d_backward"), _backward
     ),
 }
+
+TABLE = rules(_FUNCTIONS, heavy)

@@ -8,7 +8,8 @@ from torch_tiny.lower.conditions import require
 from torch_tiny.lower.creation import linspace
 from torch_tiny.lower.promote import Number, as_uop, cast
 from torch_tiny.lower.reduce import amax, amin
-from torch_tiny.lower.tools import Results, Rule, arange, cut, full, to_math, total
+from torch_tiny.lower.rule import Function, Results, heavy, rules
+from torch_tiny.lower.shapes import arange, cut, full, to_math, total
 from torch_tiny.uops import UOp
 from torch_tiny.views import int_shape
 
@@ -99,7 +100,7 @@ def _rows(x: UOp) -> UOp:
     return x.reshape((-1, int_shape(x)[-1]))
 
 
-TABLE: dict[str, Rule] = {
+_FUNCTIONS: dict[str, Function] = {
     "histc": _histc,
     "histogram.bin_ct": _histogram,
     "histogram.bins_tensor": lambda x, edges, weight, density: (
@@ -112,3 +113,5 @@ TABLE: dict[str, Rule] = {
         _rows(x), edges, weight, density
     ),
 }
+
+TABLE = rules(_FUNCTIONS, heavy)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_tiny.lower.arithmetic import maximum, minimum, signbit
+from torch_tiny.lower.complex_parts import by_parts
 from torch_tiny.lower.conditions import require, require_index
 from torch_tiny.lower.pick import gathered, kept, picked
 from torch_tiny.lower.promote import (
@@ -16,16 +17,8 @@ from torch_tiny.lower.promote import (
     math_dtype,
 )
 from torch_tiny.lower.reduce import amax, amin, cumsum
-from torch_tiny.lower.tools import (
-    Rule,
-    Shape,
-    arange,
-    full,
-    full_like,
-    positions,
-    total,
-    wrap_dim,
-)
+from torch_tiny.lower.rule import Function, Rule, Table, heavy, rules
+from torch_tiny.lower.shapes import Shape, arange, full, full_like, positions, total, wrap_dim
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
@@ -272,7 +265,7 @@ def embedding_dense_backward(
     return place(skipped.where(full_like(values, 0), values), 0, index, rows)
 
 
-def _index_add(x: UOp, dim: int, index: UOp, source: UOp, alpha: Number) -> UOp:
+def index_add(x: UOp, dim: int, index: UOp, source: UOp, alpha: Number) -> UOp:
     x1, dim = _as_1d(x), wrap_dim(dim, x.ndim)
     wide = math_dtype(x.dtype)
     values = _as_1d(source).cast(wide)
@@ -332,29 +325,42 @@ def _not_negative(index: UOp, size: int) -> UOp:
     return index if index.dtype == dtypes.uint8 else (index < 0).where(index + size, index)
 
 
-TABLE: dict[str, Rule] = {
+_OF_REAL: dict[str, Function] = {
+    "scatter.reduce": scatter_reduce,
+    "scatter.value_reduce": scatter_reduce,
+    "scatter_reduce.two": scatter_reduce,
+    "index_reduce": _index_reduce,
+}
+_READS: dict[str, Function] = {
     "index_select": _index_select,
     "gather": gather,
     "take": take_flat,
     "index.Tensor": index_tensor,
     "_unsafe_index.Tensor": index_tensor,
+    "embedding": embedding,
+}
+_WRITES: dict[str, Function] = {
     "scatter.src": scatter,
-    "scatter.value": scatter,
-    "scatter.reduce": scatter_reduce,
-    "scatter.value_reduce": scatter_reduce,
     "scatter_add": scatter_add,
-    "scatter_reduce.two": scatter_reduce,
     "index_put": index_put,
     "_index_put_impl": lambda x, indices, values, accumulate, _: index_put(
         x, indices, values, accumulate
     ),
     "_unsafe_index_put": index_put,
-    "index_add": _index_add,
     "index_copy": _index_copy,
-    "index_reduce": _index_reduce,
+    "put": _put,
+    "embedding_dense_backward": embedding_dense_backward,
+}
+_WRITES_OF_NUMBERS: dict[str, Function] = {
+    "scatter.value": scatter,
     "index_fill.int_Scalar": _index_fill,
     "index_fill.int_Tensor": _index_fill,
-    "put": _put,
-    "embedding": embedding,
-    "embedding_dense_backward": embedding_dense_backward,
+}
+TABLE: Table = {
+    **rules(_READS, complex_of=by_parts),
+    # Every place looks at all indices.
+    **rules(_WRITES, heavy, by_parts),
+    **rules(_WRITES_OF_NUMBERS, heavy, lambda rule: by_parts(rule, 3)),
+    **rules(_OF_REAL, heavy),
+    "index_add": Rule(index_add, cost=heavy),
 }

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from torch_tiny.lower.index import gather, take
 from torch_tiny.lower.promote import Number, as_uop, cast, known
-from torch_tiny.lower.tools import Rule, arange, full, full_like, to_math, total
+from torch_tiny.lower.rule import Table
+from torch_tiny.lower.shapes import arange, full, full_like, to_math, total
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
@@ -59,7 +60,7 @@ def _multilabel_margin(grad: UOp, x: UOp, target: UOp, reduction: int, is_target
     return _scaled(slope, grad, x, reduction)
 
 
-TABLE: dict[str, Rule] = {
+TABLE: Table = {
     "multi_margin_loss_backward": _multi_margin,
     "multilabel_margin_loss_backward": _multilabel_margin,
 }

@@ -4,12 +4,14 @@ import math
 from collections.abc import Sequence
 
 from torch_tiny.lower.arithmetic import maximum, minimum
+from torch_tiny.lower.complex_parts import by_parts
 from torch_tiny.lower.conditions import require
 from torch_tiny.lower.index import place, take
 from torch_tiny.lower.movement import concatenate
 from torch_tiny.lower.promote import cast
 from torch_tiny.lower.reduce import cumsum, sums
-from torch_tiny.lower.tools import Rule, arange, full, full_like
+from torch_tiny.lower.rule import Function, Rule, Table, heavy, rules
+from torch_tiny.lower.shapes import arange, full, full_like
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
@@ -48,7 +50,7 @@ def _masked_scatter_backward(grad: UOp, mask: UOp, sizes: Sequence[int]) -> UOp:
     return place(kept, 0, order, n).reshape(tuple(sizes))
 
 
-def _nonzero_static(x: UOp, size: int, fill: int) -> UOp:
+def nonzero_static(x: UOp, size: int, fill: int) -> UOp:
     """The positions of the first `size` elements that are not 0, one per row."""
     shape = int_shape(x)
     if 0 in (size, *shape) or not shape:
@@ -66,8 +68,11 @@ def _nonzero_static(x: UOp, size: int, fill: int) -> UOp:
     return at.unsqueeze(1).ne(0).where(found, full((), fill, dtypes.int64))
 
 
-TABLE: dict[str, Rule] = {
+_OF_PARTS: dict[str, Function] = {
     "masked_scatter": _masked_scatter,
     "masked_scatter_backward": _masked_scatter_backward,
-    "nonzero_static": _nonzero_static,
+}
+TABLE: Table = {
+    **rules(_OF_PARTS, heavy, by_parts),
+    "nonzero_static": Rule(nonzero_static, cost=heavy),
 }

@@ -4,17 +4,8 @@ from collections.abc import Sequence
 
 from torch_tiny.lower.promote import HALVES, Lifted, Number, as_uop, cast
 from torch_tiny.lower.reduce import amax
-from torch_tiny.lower.tools import (
-    Results,
-    Rule,
-    Shape,
-    dilate,
-    flip_dims,
-    pad,
-    subtotal,
-    to_math,
-    total,
-)
+from torch_tiny.lower.rule import Function, Results, heavy, rules
+from torch_tiny.lower.shapes import Shape, dilate, flip_dims, pad, subtotal, to_math, total
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
@@ -29,8 +20,12 @@ def matmul(a: UOp, b: UOp) -> UOp:
     return (subtotal if is_blas else total)(left * right, (max(left.ndim, right.ndim) - 1,))
 
 
-def _product(a: UOp, b: UOp) -> UOp:
+def rounded(a: UOp, b: UOp) -> UOp:
     return cast(matmul(a, b), a.dtype)
+
+
+def by_vector(a: UOp, v: UOp) -> UOp:
+    return cast(total(to_math(a) * to_math(v), (1,)), a.dtype)
 
 
 def _added(x: UOp, product: UOp, beta: Number, alpha: Number, dtype_of: UOp) -> UOp:
@@ -60,7 +55,7 @@ def _addr(x: UOp, a: UOp, b: UOp, beta: Number, alpha: Number) -> UOp:
     return _added(x, to_math(a).unsqueeze(1) * to_math(b), beta, alpha, a)
 
 
-def _dot(a: UOp, b: UOp) -> UOp:
+def dot(a: UOp, b: UOp) -> UOp:
     return cast(total(to_math(a) * to_math(b), (0,)), a.dtype)
 
 
@@ -183,12 +178,12 @@ def _convolution_backward(
     )
 
 
-TABLE: dict[str, Rule] = {
-    "mm": _product,
-    "bmm": _product,
-    "mv": lambda a, v: cast(total(to_math(a) * to_math(v), (1,)), a.dtype),
-    "dot": _dot,
-    "vdot": _dot,
+_FUNCTIONS: dict[str, Function] = {
+    "mm": rounded,
+    "bmm": rounded,
+    "mv": by_vector,
+    "dot": dot,
+    "vdot": dot,
     "addmm": _addmm,
     "baddbmm": _addmm,
     "addbmm": _addbmm,
@@ -202,3 +197,5 @@ TABLE: dict[str, Rule] = {
         g, x, w, None, *rest
     ),
 }
+
+TABLE = rules(_FUNCTIONS, heavy)

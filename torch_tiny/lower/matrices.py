@@ -1,22 +1,34 @@
-"""Pieces of batches of matrices, and the door to the kernels of torch_tiny.linalg."""
+"""Pieces of batches of matrices, real or complex, and the door to the kernels of torch_tiny.linalg.
+
+A matrix is a UOp, or a Complex of two. What is the same for both is written once, of type V; what
+differs is below, under "numbers".
+"""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from torch_tiny.linalg.routine import run
+from torch_tiny.linalg.routine import COMPLEX, run
+from torch_tiny.lower import complex_rules, reduce
+from torch_tiny.lower.complex_math import choose, filled, is_zero
+from torch_tiny.lower.complex_value import Complex, from_real
 from torch_tiny.lower.conditions import require
+from torch_tiny.lower.matmul import matmul
+from torch_tiny.lower.movement import stack
 from torch_tiny.lower.pick import gathered
 from torch_tiny.lower.promote import NoLowering, cast
+from torch_tiny.lower.shapes import arange, cut, full, pad, total
 from torch_tiny.lower.sort import sort
-from torch_tiny.lower.tools import arange, cut, full, total
-from torch_tiny.uops import DType, UOp, dtypes
+from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import int_shape
+
+V = TypeVar("V", UOp, Complex)
+Batch = tuple[int, ...]
+Span = tuple[int, int]
 
 TYPES = (dtypes.float32, dtypes.float64)
 INT = (dtypes.int32, 1)
 """A number for each matrix, as a result of a kernel."""
-
 
 # Larger matrices are halved until they are no larger: a kernel for each piece, the rest products.
 BLOCK = 128
@@ -24,21 +36,192 @@ BLOCK = 128
 PANEL = 256
 
 
+# --- numbers ---
+
+
+def each(a: V, function: Callable[[UOp], UOp]) -> V:
+    """The function of a, or of both of its parts."""
+    return a.each(function) if isinstance(a, Complex) else function(a)
+
+
+def real(a: V) -> UOp:
+    return a.re if isinstance(a, Complex) else a
+
+
+def shape_of(a: V) -> tuple[int, ...]:
+    return int_shape(real(a))
+
+
+def like(a: V, value: UOp) -> V:
+    """A real value as a number of a's kind."""
+    return from_real(value) if isinstance(a, Complex) else value
+
+
+def filled_like(a: V, shape: Sequence[int], value: int) -> V:
+    return like(a, full(shape, value, real(a).dtype))
+
+
+def either(mask: UOp, yes: V, no: V) -> V:
+    return choose(mask, yes, no) if isinstance(yes, Complex) else mask.where(yes, no)
+
+
+def adjoint(a: V) -> V:
+    turned = a.transpose(-1, -2)
+    return turned.conj() if isinstance(turned, Complex) else turned
+
+
+def multiplied(a: V, b: V) -> V:
+    if not isinstance(a, Complex):
+        return matmul(a, b)
+    re = matmul(a.re, b.re) - matmul(a.im, b.im)
+    return Complex(re, matmul(a.re, b.im) + matmul(a.im, b.re)).contiguous()
+
+
+def inner(a: V, b: V) -> UOp:
+    """The real part of conj(a) b, element by element."""
+    return a.re * b.re + a.im * b.im if isinstance(a, Complex) else a * b
+
+
+def magnitude(a: V) -> UOp:
+    return a.abs() if isinstance(a, Complex) else call("fabs", a)
+
+
+def phase(a: V) -> V:
+    """Of length 1 in the direction of a; 0 for 0."""
+    if isinstance(a, Complex):
+        size = a.abs()
+        one = size.eq(0).where(full((), 1, size.dtype), size)
+        return choose(is_zero(a), filled(a, 0.0), a.each(lambda part: part / one))
+    one = full(int_shape(a), 1, a.dtype)
+    return (a < 0).where(-one, (a > 0).where(one, full((), 0, a.dtype)))
+
+
+def product_of(a: V) -> V:
+    """Along the last dimension."""
+    return complex_rules.complex_product(a, -1) if isinstance(a, Complex) else reduce.product(a, -1)
+
+
+def require_finite(a: V) -> None:
+    for part in (a.re, a.im) if isinstance(a, Complex) else (a,):
+        require((part * 0.0).eq(0))
+
+
+# --- kernels ---
+
+
+def run_on(
+    name: str, numbers: Sequence[int], batch: Batch,
+    results: Sequence[tuple[DType, int]], given: Sequence[UOp | Complex],
+) -> list[UOp]:  # fmt: skip
+    """The parts of a complex matrix lie one after the other."""
+    kind = COMPLEX if any(isinstance(x, Complex) for x in given) else ""
+    flat = [stack([x.re, x.im], len(batch)) if isinstance(x, Complex) else x for x in given]
+    if any(x.dtype not in (*TYPES, dtypes.int32) for x in flat):
+        raise NoLowering("factorizations are of float32 and float64")
+    return run(kind + name, [int(v) for v in numbers], math.prod(batch), results, flat)
+
+
+def room(a: V, size: int) -> tuple[DType, int]:
+    """For so many numbers of a's kind, as a result of a kernel."""
+    return real(a).dtype, 2 * size if isinstance(a, Complex) else size
+
+
+def by_rows(flat: UOp, a: V, batch: Batch, *sizes: int) -> V:
+    """A result of a kernel as numbers of a's kind."""
+    if not isinstance(a, Complex):
+        return flat.reshape((*batch, *sizes))
+    both, at = flat.reshape((*batch, 2, *sizes)), len(batch)
+    re, im = (cut(both, at, part, part + 1).squeeze(at) for part in range(2))
+    return Complex(re, im)
+
+
+def by_columns(flat: UOp, a: V, batch: Batch, m: int, n: int) -> V:
+    return by_rows(flat, a, batch, n, m).transpose(-1, -2)
+
+
+# --- sizes and pieces ---
+
+
+def sizes_of(a: V) -> tuple[Batch, int, int]:
+    if real(a).dtype not in TYPES:
+        raise NoLowering("factorizations are of float32 and float64")
+    *batch, m, n = shape_of(a)
+    return tuple(batch), m, n
+
+
+def common_batch(a: V, b: V) -> Batch:
+    shapes = [shape_of(x)[:-2] for x in (a, b)]
+    ndim = max(len(s) for s in shapes)
+    padded = [(1,) * (ndim - len(s)) + s for s in shapes]
+    return tuple(y if x == 1 else x for x, y in zip(*padded, strict=True))
+
+
+def sized(batch: Batch, *sizes: int) -> tuple[int, ...]:
+    return (*batch, *sizes)
+
+
+def is_large(a: V, size: int, limit: int = BLOCK) -> bool:
+    """Whether products are to do the work; four for one, of complex matrices, are slower."""
+    return size > limit and not isinstance(a, Complex)
+
+
 def half_of(n: int) -> int:
     """So that equal pieces come up again and again: they share their kernels."""
     return -(-n // 2 // 64) * 64
 
 
-def part_of(x: UOp, rows: tuple[int, int], columns: tuple[int, int]) -> UOp:
+def part_of(x: V, rows: Span, columns: Span) -> V:
     return x.shrink((*(None for _ in x.shape[:-2]), rows, columns))
 
 
-def side_by_side(parts: Sequence[UOp], dim: int) -> UOp:
-    return parts[0].cat(*parts[1:], dim=dim)
+def grown(x: V, rows: int, columns: int, value: int = 0) -> V:
+    """So many rows and columns more."""
+    around = [*[(0, 0)] * (x.ndim - 2), (0, rows), (0, columns)]
+    return each(x, lambda part: pad(part, around, value))
 
 
-def joined(blocks: Sequence[Sequence[UOp]]) -> UOp:
+def side_by_side(parts: Sequence[V], dim: int) -> V:
+    first = parts[0]
+    if isinstance(first, Complex):
+        re, im = (side_by_side([getattr(p, part) for p in parts], dim) for part in ("re", "im"))
+        return Complex(re, im)
+    return first.cat(*parts[1:], dim=dim)
+
+
+def joined(blocks: Sequence[Sequence[V]]) -> V:
     return side_by_side([side_by_side(row, -1) for row in blocks], -2)
+
+
+def below_diagonal(m: int, n: int) -> UOp:
+    """(m, n): what is under the diagonal."""
+    return arange(n) < arange(m).reshape((m, 1))
+
+
+def upper_part(a: V) -> V:
+    m, n = shape_of(a)[-2:]
+    return either(below_diagonal(m, n), filled_like(a, (), 0), a) if m and n else a
+
+
+def identity(batch: Batch, m: int, n: int, a: V) -> V:
+    dtype = real(a).dtype
+    eye = arange(m).reshape((m, 1)).eq(arange(n)) if m and n else full((m, n), 0, dtype)
+    return like(a, cast(eye, dtype).reshape((*(1 for _ in batch), m, n)).expand((*batch, m, n)))
+
+
+def diagonal_of(a: V) -> V:
+    *batch, m, n = shape_of(a)
+    if 0 in (*batch, m, n):
+        return filled_like(a, (*batch, min(m, n)), 0)
+    mask = arange(m).reshape((m, 1)).eq(arange(n))
+
+    def diagonal(x: UOp) -> UOp:
+        picked = mask.where(x, full((), 0, x.dtype)).sum((x.ndim - 1,), dtype=x.dtype)
+        return cut(picked, picked.ndim - 1, 0, min(m, n))
+
+    return each(a, diagonal)
+
+
+# --- pivots and errors ---
 
 
 def first_info(info: UOp, later: UOp, after: int) -> UOp:
@@ -52,58 +235,14 @@ def row_order(pivots: UOp, m: int) -> UOp:
     return places.reshape((*batch, m))
 
 
-def rows_permuted(x: UOp, pivots: UOp, back: bool = False) -> UOp:
+def rows_permuted(x: V, pivots: UOp, back: bool = False) -> V:
     """The rows of x swapped as the pivots say, or swapped back."""
-    m = int_shape(x)[-2]
-    order = row_order(pivots, m)
+    shape = shape_of(x)
+    order = row_order(pivots, shape[-2])
     if back:
         order = sort(order, -1, False)[1].cast(dtypes.int32)
-    return gathered(x, x.ndim - 2, order.unsqueeze(-1).expand(int_shape(x)))
-
-
-def is_finite(a: UOp) -> UOp:
-    return (a * 0.0).eq(0)
-
-
-def run_on(
-    name: str, numbers: Sequence[int], batch: tuple[int, ...],
-    results: Sequence[tuple[DType, int]], given: Sequence[UOp],
-) -> list[UOp]:  # fmt: skip
-    if any(x.dtype not in (*TYPES, dtypes.int32) for x in given):
-        raise NoLowering("factorizations are of float32 and float64")
-    return run(name, [int(v) for v in numbers], math.prod(batch), results, given)
-
-
-def sizes_of(a: UOp) -> tuple[tuple[int, ...], int, int]:
-    if a.dtype not in TYPES:
-        raise NoLowering("factorizations are of float32 and float64")
-    *batch, m, n = int_shape(a)
-    return tuple(batch), m, n
-
-
-def common_batch(a: UOp, b: UOp) -> tuple[int, ...]:
-    shapes = [int_shape(x)[:-2] for x in (a, b)]
-    ndim = max(len(s) for s in shapes)
-    padded = [(1,) * (ndim - len(s)) + s for s in shapes]
-    return tuple(y if x == 1 else x for x, y in zip(*padded, strict=True))
-
-
-def by_columns(flat: UOp, batch: tuple[int, ...], m: int, n: int) -> UOp:
-    return flat.reshape((*batch, n, m)).transpose(-1, -2)
-
-
-def identity(batch: tuple[int, ...], m: int, n: int, dtype: DType) -> UOp:
-    eye = arange(m).reshape((m, 1)).eq(arange(n)) if m and n else full((m, n), 0, dtype)
-    return cast(eye, dtype).reshape((*(1 for _ in batch), m, n)).expand((*batch, m, n))
-
-
-def diagonal_of(a: UOp) -> UOp:
-    *batch, m, n = int_shape(a)
-    if 0 in a.shape:
-        return full((*batch, min(m, n)), 0, a.dtype)
-    mask = arange(m).reshape((m, 1)).eq(arange(n))
-    picked = mask.where(a, full((), 0, a.dtype)).sum((a.ndim - 1,), dtype=a.dtype)
-    return cut(picked, picked.ndim - 1, 0, min(m, n))
+    at = order.unsqueeze(-1).expand(shape)
+    return each(x, lambda part: gathered(part, len(shape) - 2, at))
 
 
 def sign_of(pivots: UOp, dtype: DType) -> UOp:

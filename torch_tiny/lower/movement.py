@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from torch_tiny.lower.complex_parts import by_parts
 from torch_tiny.lower.index import place, take
 from torch_tiny.lower.promote import (
     NoLowering,
@@ -15,8 +16,8 @@ from torch_tiny.lower.promote import (
     math_dtype,
 )
 from torch_tiny.lower.reduce import sums
-from torch_tiny.lower.tools import (
-    Rule,
+from torch_tiny.lower.rule import Function, Rule, Table, heavy, rules
+from torch_tiny.lower.shapes import (
     arange,
     cut,
     dilate,
@@ -298,15 +299,12 @@ def _edge_pad_backward(grad: UOp, x: UOp, amounts: Sequence[int], reflect: bool)
     return cast(grad, x.dtype)
 
 
-def _edge_pads() -> dict[str, Rule]:
-    table: dict[str, Rule] = {}
-    for name, reflect in (("reflection", True), ("replication", False)):
-        for n in (1, 2, 3):
-            table[f"{name}_pad{n}d"] = functools.partial(_edge_pad, reflect=reflect)
-            table[f"{name}_pad{n}d_backward"] = functools.partial(
-                _edge_pad_backward, reflect=reflect
-            )
-    return table
+def _edge_pads(rule: Function, suffix: str = "") -> dict[str, Function]:
+    return {
+        f"{name}_pad{n}d{suffix}": functools.partial(rule, reflect=reflect)
+        for name, reflect in (("reflection", True), ("replication", False))
+        for n in (1, 2, 3)
+    }
 
 
 # --- windows: unfold in two dimensions ---
@@ -394,11 +392,10 @@ def _inferred(size: Sequence[int]) -> list[int]:
     return [0 if n == -1 else n for n in size]
 
 
-VIEWS: dict[str, Rule] = {
+VIEWS: dict[str, Function] = {
     "view": _reshape,
     "_unsafe_view": _reshape,
     "_reshape_alias": _reshape,
-    "view.dtype": _bitcast,
     "expand": _expand,
     "permute": lambda x, dims: x.permute(tuple(wrap_dim(d, x.ndim) for d in dims)),
     "transpose.int": _transpose,
@@ -417,7 +414,7 @@ VIEWS: dict[str, Rule] = {
     "unfold": unfold,
 }
 
-TABLE: dict[str, Rule] = {
+_LIGHT: dict[str, Function] = {
     **VIEWS,
     **{
         f"{name.partition('.')[0]}_copy{name.removeprefix(name.partition('.')[0])}": rule
@@ -426,10 +423,7 @@ TABLE: dict[str, Rule] = {
     },
     "unsafe_split.Tensor": _split,
     "unsafe_split_with_sizes": _split_sizes,
-    "cat": concatenate,
-    "stack": stack,
-    "constant_pad_nd": _constant_pad,
-    **_edge_pads(),
+    **_edge_pads(_edge_pad),
     "flip": flip,
     "roll": _roll,
     "repeat": _repeat,
@@ -447,11 +441,24 @@ TABLE: dict[str, Rule] = {
     "select_scatter": _select_scatter,
     "select_backward": _select_backward,
     "as_strided_scatter": _as_strided_scatter,
-    "unfold_backward": _unfold_backward,
     "im2col": _im2col,
-    "col2im": _col2im,
     "pixel_shuffle": _pixel_shuffle,
     "pixel_unshuffle": _pixel_unshuffle,
     "channel_shuffle": _channel_shuffle,
     "native_channel_shuffle": _channel_shuffle,
+}
+_ADJOINTS: dict[str, Function] = {
+    **_edge_pads(_edge_pad_backward, "_backward"),
+    "unfold_backward": _unfold_backward,
+    "col2im": _col2im,
+}
+TABLE: Table = {
+    **rules(_LIGHT, complex_of=by_parts),
+    # Every place looks at all that may have gone there.
+    **rules(_ADJOINTS, heavy, by_parts),
+    "constant_pad_nd": Rule(_constant_pad, by_parts(_constant_pad, 2)),
+    "cat": concatenate,
+    "stack": stack,
+    "view.dtype": _bitcast,
+    "view_copy.dtype": _bitcast,
 }

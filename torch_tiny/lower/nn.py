@@ -3,14 +3,21 @@
 import math
 from collections.abc import Callable, Sequence
 
-from torch_tiny.lower.arithmetic import absolute, exp, less_equal, log, maximum, minimum, sigmoid
+from torch_tiny.lower.arithmetic import (
+    absolute,
+    exp,
+    less_equal,
+    log,
+    log_sigmoid,
+    maximum,
+    sigmoid,
+)
 from torch_tiny.lower.conditions import require
 from torch_tiny.lower.index import gather, take
 from torch_tiny.lower.promote import Number, as_uop, cast, elementwise, math_dtype
 from torch_tiny.lower.reduce import amax, moments
-from torch_tiny.lower.tools import (
-    Results,
-    Rule,
+from torch_tiny.lower.rule import Function, Results, Rule, Table
+from torch_tiny.lower.shapes import (
     Shape,
     count,
     full,
@@ -259,7 +266,7 @@ def _reduced(loss: UOp, reduction: int, dtype: DType) -> UOp:
     return cast(summed / float(count(loss, everything)) if reduction == 1 else summed, dtype)
 
 
-def _loss(function: Callable[..., UOp]) -> Rule:
+def _loss(function: Callable[..., UOp]) -> Function:
     """A loss of (input, target, *numbers) and a reduction before the numbers."""
 
     def rule(x: UOp, target: UOp, reduction: int, *numbers: Number) -> UOp:
@@ -269,7 +276,7 @@ def _loss(function: Callable[..., UOp]) -> Rule:
     return rule
 
 
-def _loss_backward(function: Callable[..., UOp]) -> Rule:
+def _loss_backward(function: Callable[..., UOp]) -> Function:
     """`function` is the derivative with respect to the input."""
 
     def rule(grad: UOp, x: UOp, target: UOp, reduction: int, *numbers: Number) -> UOp:
@@ -326,9 +333,10 @@ def _bce_backward(grad: UOp, x: UOp, target: UOp, weight: UOp | None, reduction:
 def _bce_logits(x: UOp, target: UOp, weight: UOp | None, positive: UOp | None,
                 reduction: int) -> UOp:  # fmt: skip
     z, y = to_math(x), to_math(target)
-    log_sigmoid = minimum(z, full_like(z, 0)) - call("log1p", exp(-absolute(z)))
-    factor: UOp | float = 1.0 if positive is None else (to_math(positive) - 1.0) * y + 1.0
-    loss = (1.0 - y) * z - (log_sigmoid if positive is None else log_sigmoid * factor)
+    found = log_sigmoid(z)
+    if positive is not None:
+        found = found * ((to_math(positive) - 1.0) * y + 1.0)
+    loss = (1.0 - y) * z - found
     return _reduced(loss if weight is None else loss * to_math(weight), reduction, x.dtype)
 
 
@@ -378,7 +386,7 @@ def _soft_margin(x: UOp, y: UOp) -> UOp:
     return call("log1p", exp(-x * y))
 
 
-TABLE: dict[str, Rule] = {
+TABLE: Table = {
     "_softmax": lambda x, dim, to_float: softmax(x, dim, _half_to_float(to_float)),
     "_log_softmax": lambda x, dim, to_float: log_softmax(x, dim, _half_to_float(to_float)),
     "_softmax_backward_data": _softmax_backward,
@@ -391,7 +399,10 @@ TABLE: dict[str, Rule] = {
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
     # Its schema does not say that it writes; it does when training.
-    "native_batch_norm": lambda *args: _batch_norm(*args)[: 5 if args[5] else 3],
+    "native_batch_norm": Rule(
+        lambda *args: _batch_norm(*args)[: 5 if args[5] else 3],
+        writes=lambda args: ("running_mean", "running_var") if args[5] else (),
+    ),
     "_native_batch_norm_legit": _batch_norm,
     "_native_batch_norm_legit.no_stats": lambda x, w, b, *rest: _batch_norm(
         x, w, b, None, None, *rest

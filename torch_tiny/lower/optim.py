@@ -5,14 +5,15 @@ from collections.abc import Sequence
 
 from torch_tiny.lower.arithmetic import absolute, maximum
 from torch_tiny.lower.promote import Operand, as_uop, cast, known
-from torch_tiny.lower.tools import Rule, full, full_like, to_math
+from torch_tiny.lower.rule import Function, Table
+from torch_tiny.lower.shapes import full, full_like, to_math
 from torch_tiny.uops import UOp, call, dtypes
 from torch_tiny.views import int_shape
 
 Tensors = Sequence[UOp]
 
 
-def _adam(decoupled: bool) -> Rule:
+def _adam(decoupled: bool) -> Function:
     """Adam (weight decay as a gradient) or AdamW (decoupled). Results: each list in order."""
 
     def rule(
@@ -139,7 +140,7 @@ def _is_zero(number: Operand) -> bool:
     return isinstance(number, int | float) and number == 0
 
 
-TABLE: dict[str, Rule] = {
+TABLE: Table = {
     "_fused_adam": _adam(decoupled=False),
     "_fused_adam.tensor_lr": _adam(decoupled=False),
     "_fused_adamw": _adam(decoupled=True),

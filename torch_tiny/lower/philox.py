@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 
 from torch_tiny.lower.promote import Lifted, NoLowering
-from torch_tiny.lower.tools import arange, full
+from torch_tiny.lower.shapes import arange, full
 from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import int_shape
 
@@ -257,7 +257,7 @@ _EXP_DOUBLE = (
 )  # fmt: skip
 
 
-def exp(x: UOp) -> UOp:
+def exact_exp(x: UOp) -> UOp:
     if x.dtype == _F64:
         bounds, log2 = (-745.0, 710.0), 1.4426950408889634
         ln2 = (0.693147180369123816490, 1.90821492927058770002e-10)

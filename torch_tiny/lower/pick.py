@@ -1,7 +1,7 @@
 """One element of many: a sum of which the compiler makes a load."""
 
 from torch_tiny.lower.promote import HALVES
-from torch_tiny.lower.tools import arange, full
+from torch_tiny.lower.shapes import arange, full
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 

@@ -8,17 +8,18 @@ from collections.abc import Callable
 from torch_tiny.lower.arithmetic import absolute, less_equal
 from torch_tiny.lower.conditions import require
 from torch_tiny.lower.promote import elementwise_float
-from torch_tiny.lower.tools import Rule, full_like
+from torch_tiny.lower.rule import Function
+from torch_tiny.lower.shapes import full_like
 from torch_tiny.uops import UOp, call
 
 _MOST = 64
-Step = Callable[[UOp, UOp, UOp, float], UOp]
+Recurrence = Callable[[UOp, UOp, UOp, float], UOp]
 """x, the last one, the one before, and its degree."""
 Edge = Callable[[UOp, UOp, UOp], UOp]
 """x, the degree, whether it is even: the value where |x| is 1."""
 
 
-def _recurrence(x: UOp, degree: UOp, first: UOp, step: Step) -> UOp:
+def _recurrence(x: UOp, degree: UOp, first: UOp, step: Recurrence) -> UOp:
     before, last = full_like(x, 1.0), first
     result = degree.eq(0).where(before, last)
     for k in range(1, _MOST):
@@ -27,7 +28,7 @@ def _recurrence(x: UOp, degree: UOp, first: UOp, step: Step) -> UOp:
     return (degree < 0).where(full_like(x, 0.0), result)
 
 
-def _plain(first: Callable[[UOp], UOp], step: Step, edge: Edge | None = None) -> Rule:
+def _plain(first: Callable[[UOp], UOp], step: Recurrence, edge: Edge | None = None) -> Function:
     def rule(x: UOp, n: UOp) -> UOp:
         degree = call("trunc", n)
         require(less_equal(degree, full_like(degree, float(_MOST))))
@@ -47,7 +48,7 @@ def _is_even(degree: UOp) -> UOp:
 
 
 def _chebyshev(first: Callable[[UOp], UOp], edge: Edge, wave: Callable[[UOp, UOp], UOp],
-               shifted: bool) -> Rule:  # fmt: skip
+               shifted: bool) -> Function:  # fmt: skip
     """`wave`: the closed form of the angle whose cosine is x, used for higher degrees."""
 
     def rule(x: UOp, n: UOp) -> UOp:
@@ -96,7 +97,7 @@ _CHEBYSHEV: dict[str, tuple[Callable[[UOp], UOp], Edge, Callable[[UOp, UOp], UOp
     "w": (lambda x: x * 2.0 + 1.0, _odd_degree_right, _half_sines),
 }
 
-TABLE: dict[str, Rule] = {
+TABLE: dict[str, Function] = {
     "special_hermite_polynomial_h": _plain(
         lambda x: x * 2.0, lambda x, q, p, k: x * 2.0 * q - p * (2.0 * k)
     ),

@@ -2,14 +2,15 @@
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Sequence
 
 from torch_tiny.lower.arithmetic import absolute, is_nan, less_equal
 from torch_tiny.lower.index import place, take
 from torch_tiny.lower.promote import Number, as_uop, cast
 from torch_tiny.lower.reduce import amax
-from torch_tiny.lower.tools import (
-    Rule,
+from torch_tiny.lower.rule import Function, Table, heavy, rules
+from torch_tiny.lower.shapes import (
     along,
     arange,
     dilate,
@@ -20,7 +21,7 @@ from torch_tiny.lower.tools import (
     to_math,
     total,
 )
-from torch_tiny.uops import UOp, call, dtypes
+from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import int_shape
 
 
@@ -87,15 +88,16 @@ def _positions(size: int, kernel: int, stride: int, padding: int, dilation: int,
 
 def _max_pool(x: UOp, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
               dilation: Sequence[int], ceil: bool) -> tuple[UOp, UOp]:  # fmt: skip
+    """The greatest and where it is first; where the last NaN is, if there is one."""
     w = Windows(x, kernel, stride, padding, dilation, ceil)
-    seen, k = w.of(x, lowest(x.dtype)), len(w.kernel)
+    seen, inside = w.of(x, lowest(x.dtype)), w.of(full_like(x, True, dtypes.bool), False)
     best = amax(seen, w.over)
-    inside = w.of(full_like(x, True, dtypes.bool), False)
-    hit = (seen.eq(best.reshape((*int_shape(best), *(1,) * k))) | is_nan(seen)) & inside
-    # The first hit in the order of the kernel.
+    hit = seen.eq(best.reshape((*int_shape(best), *(1,) * len(w.kernel)))) & inside
     size = math.prod(w.kernel)
-    rank = size - arange(size).reshape(w.kernel)
-    first = size - hit.where(rank, full((), 0, dtypes.int32)).max(w.over)
+    number = arange(size).reshape(w.kernel)
+    rank = hit.where(size - number, full((), 0, dtypes.int32))
+    rank = is_nan(seen).where(size + 1 + number, rank).max(w.over)
+    first = (size < rank).where(rank - size - 1, size - rank)
     index = full((1,) * best.ndim, 0, dtypes.int32)
     for i, n in enumerate(w.sizes):
         step = first // math.prod(w.kernel[i + 1 :]) % w.kernel[i]
@@ -232,7 +234,7 @@ def _adaptive_max_backward(grad: UOp, x: UOp, indices: UOp, k: int) -> UOp:
 Scale = Number | None
 
 
-def scale_of(size: int, out: int, scale: Scale) -> UOp:
+def input_step(size: int, out: int, scale: Scale) -> UOp:
     """Input elements for each output element, in float32."""
     ratio = full((), size / out, dtypes.float64)
     if scale is not None:
@@ -241,135 +243,138 @@ def scale_of(size: int, out: int, scale: Scale) -> UOp:
     return ratio.cast(dtypes.float32)
 
 
-def _nearest(size: int, out: int, scale: Scale, exact: bool, short: bool) -> UOp:
+Tap = tuple[UOp, UOp | None]
+"""An input for each output along a dimension, and its weight."""
+
+
+def _nearest(size: int, out: int, scale: Scale, exact: bool, short: bool) -> Sequence[Tap]:
     """short: PyTorch does not look at the scale where a length stays or doubles."""
     if short and not exact and out in (size, 2 * size):
-        return arange(out) // (out // size)
+        return [(arange(out) // (out // size), None)]
     at = arange(out).cast(dtypes.float32) + (0.5 if exact else 0.0)
-    source = call("floor", at * scale_of(size, out, scale)).cast(dtypes.int32)
-    return (source > size - 1).where(full_like(source, size - 1), source)
+    source = call("floor", at * input_step(size, out, scale)).cast(dtypes.int32)
+    return [((source > size - 1).where(full_like(source, size - 1), source), None)]
 
 
-def _upsample_nearest(x: UOp, sizes: Sequence[int], *scales: Scale, exact: bool) -> UOp:
-    k = len(sizes)
-    for i, n in enumerate(sizes):
-        dim = x.ndim - k + i
-        x = take(x, dim, _nearest(int_shape(x)[dim], n, scales[i], exact, short=k == 2))
-    return x
-
-
-def _upsample_nearest_backward(grad: UOp, sizes: Sequence[int], inputs: Sequence[int],
-                               *scales: Scale, exact: bool) -> UOp:  # fmt: skip
-    k, g = len(sizes), to_math(grad)
-    for i, n in enumerate(sizes):
-        dim = grad.ndim - k + i
-        g = place(g, dim, _nearest(inputs[dim], n, scales[i], exact, short=True), inputs[dim])
-    return cast(g, grad.dtype)
-
-
-def _linear(size: int, out: int, scale: Scale, corners: bool) -> tuple[UOp, UOp, UOp]:
-    """The two neighbours of each output element and the weight of the second."""
+def _source(size: int, out: int, scale: Scale, corners: bool) -> UOp:
+    """Where in the input each output element lies."""
     at = arange(out).cast(dtypes.float32)
+    if corners:
+        return at * ((size - 1) / (out - 1) if out > 1 else 0.0)
+    return (at + 0.5) * input_step(size, out, scale) - 0.5
+
+
+def _linear(size: int, out: int, scale: Scale, corners: bool, dtype: DType) -> Sequence[Tap]:
+    """The two neighbours of each output element."""
     if size == out:  # whatever the scale is
-        source = at
-    elif corners:
-        source = at * ((size - 1) / (out - 1) if out > 1 else 0.0)
+        source = arange(out).cast(dtypes.float32)
     else:
-        source = (at + 0.5) * scale_of(size, out, scale) - 0.5
-        source = (source < 0).where(full_like(source, 0.0), source)
+        source = _source(size, out, scale, corners)
+        source = source if corners else (source < 0).where(full_like(source, 0.0), source)
     low = source.cast(dtypes.int32)
     low = (low > size - 1).where(full_like(low, size - 1), low)
     high = (low < size - 1).where(low + 1, low)
     weight = source - low.cast(dtypes.float32)
-    return low, high, (weight > 1.0).where(full_like(weight, 1.0), weight)
+    weight = (weight > 1.0).where(full_like(weight, 1.0), weight).cast(dtype)
+    return [(low, 1.0 - weight), (high, weight)]
 
 
-def _upsample_linear(x: UOp, sizes: Sequence[int], corners: bool, *scales: Scale) -> UOp:
-    k, wide = len(sizes), to_math(x)
-    for i, n in enumerate(sizes):
-        dim = x.ndim - k + i
-        low, high, weight = _linear(int_shape(x)[dim], n, scales[i], corners)
-        w = along(weight, dim, x.ndim).cast(wide.dtype)
-        wide = take(wide, dim, low) * (1.0 - w) + take(wide, dim, high) * w
-    return cast(wide, x.dtype)
-
-
-def _upsample_linear_backward(grad: UOp, sizes: Sequence[int], inputs: Sequence[int],
-                              corners: bool, *scales: Scale) -> UOp:  # fmt: skip
-    k, g = len(sizes), to_math(grad)
-    for i, n in enumerate(sizes):
-        dim = grad.ndim - k + i
-        low, high, weight = _linear(inputs[dim], n, scales[i], corners)
-        w = along(weight, dim, grad.ndim).cast(g.dtype)
-        g = place(g * (1.0 - w), dim, low, inputs[dim]) + place(g * w, dim, high, inputs[dim])
-    return cast(g, grad.dtype)
-
-
-def _taps(size: int, n: int, scale: Scale, corners: bool) -> Iterator[tuple[UOp, UOp]]:
-    """Of each output element the four neighbours and their weights."""
-    at = arange(n).cast(dtypes.float32)
-    if corners:
-        source = at * ((size - 1) / (n - 1) if n > 1 else 0.0)
-    else:
-        source = (at + 0.5) * scale_of(size, n, scale) - 0.5
-    low = call("floor", source)
-    for tap in (-1, 0, 1, 2):
-        index = low.cast(dtypes.int32) + tap
+def _cubic(size: int, out: int, scale: Scale, corners: bool, dtype: DType) -> Sequence[Tap]:
+    """The four neighbours of each output element."""
+    source = _source(size, out, scale, corners)
+    low, taps = call("floor", source), []
+    for step in (-1, 0, 1, 2):
+        index = low.cast(dtypes.int32) + step
         index = (index < 0).where(full_like(index, 0), index)
         index = (index > size - 1).where(full_like(index, size - 1), index)
-        yield index, _cubic(absolute(source - low - float(tap)))
+        taps.append((index, _keys(absolute(source - low - float(step))).cast(dtype)))
+    return taps
 
 
-def _upsample_cubic(x: UOp, sizes: Sequence[int], corners: bool, *scales: Scale) -> UOp:
-    k, wide = len(sizes), to_math(x)
-    for i, n in reversed(list(enumerate(sizes))):
-        dim = x.ndim - k + i
-        taps = _taps(int_shape(x)[dim], n, scales[i], corners)
-        parts = [
-            take(wide, dim, index) * along(weight, dim, x.ndim).cast(wide.dtype)
-            for index, weight in taps
-        ]
-        wide = functools.reduce(lambda a, b: a + b, parts)
-    return cast(wide, x.dtype)
-
-
-def _upsample_cubic_backward(grad: UOp, sizes: Sequence[int], inputs: Sequence[int],
-                             corners: bool, *scales: Scale) -> UOp:  # fmt: skip
-    k, g = len(sizes), to_math(grad)
-    for i, n in enumerate(sizes):
-        dim = grad.ndim - k + i
-        placed = full((), 0, g.dtype)
-        for index, weight in _taps(inputs[dim], n, scales[i], corners):
-            weighted = g * along(weight, dim, grad.ndim).cast(g.dtype)
-            placed = placed + place(weighted, dim, index, inputs[dim])
-        g = placed
-    return cast(g, grad.dtype)
-
-
-def _cubic(x: UOp) -> UOp:
+def _keys(x: UOp) -> UOp:
     """Keys' kernel with PyTorch's a = -0.75, for 0 <= x <= 2."""
     near = (x * 1.25 - 2.25) * x * x + 1.0
     return less_equal(x, full_like(x, 1.0)).where(near, ((x * -0.75 + 3.75) * x - 6.0) * x + 3.0)
 
 
-def _upsampling() -> dict[str, Rule]:
-    table: dict[str, Rule] = {}
-    for k, linear in ((1, "linear"), (2, "bilinear"), (3, "trilinear")):
-        for name, exact in (("upsample_nearest", False), ("_upsample_nearest_exact", True)):
-            table[f"{name}{k}d"] = functools.partial(_upsample_nearest, exact=exact)
-            table[f"{name}{k}d_backward"] = functools.partial(
-                _upsample_nearest_backward, exact=exact
-            )
-        table[f"upsample_{linear}{k}d"] = _upsample_linear
-        table[f"upsample_{linear}{k}d_backward"] = _upsample_linear_backward
-    return table
+def _resized(x: UOp, dim: int, taps: Sequence[Tap]) -> UOp:
+    parts = (_weighted(take(x, dim, index), dim, weight) for index, weight in taps)
+    return functools.reduce(operator.add, parts)
 
 
-TABLE: dict[str, Rule] = {
-    "max_pool2d_with_indices": _max_pool,
-    "max_pool3d_with_indices": _max_pool,
+def _spread(g: UOp, dim: int, taps: Sequence[Tap], size: int) -> UOp:
+    """The adjoint of `_resized`."""
+    parts = (place(_weighted(g, dim, weight), dim, index, size) for index, weight in taps)
+    return functools.reduce(operator.add, parts)
+
+
+def _weighted(x: UOp, dim: int, weight: UOp | None) -> UOp:
+    return x if weight is None else x * along(weight, dim, x.ndim)
+
+
+def _upsample_nearest(x: UOp, sizes: Sequence[int], *scales: Scale, exact: bool) -> UOp:
+    for dim, (n, scale) in enumerate(zip(sizes, scales, strict=True), 2):
+        x = _resized(x, dim, _nearest(int_shape(x)[dim], n, scale, exact, short=len(sizes) == 2))
+    return x
+
+
+def _upsample_nearest_backward(grad: UOp, sizes: Sequence[int], inputs: Sequence[int],
+                               *scales: Scale, exact: bool) -> UOp:  # fmt: skip
+    g = to_math(grad)
+    for dim, (n, size, scale) in enumerate(zip(sizes, inputs[2:], scales, strict=True), 2):
+        g = _spread(g, dim, _nearest(size, n, scale, exact, short=True), size)
+    return cast(g, grad.dtype)
+
+
+def _smooth(taps: Callable[..., Sequence[Tap]], last_first: bool = False) -> Function:
+    def rule(x: UOp, sizes: Sequence[int], corners: bool, *scales: Scale) -> UOp:
+        wide = to_math(x)
+        dims = list(enumerate(zip(int_shape(x)[2:], sizes, scales, strict=True), 2))
+        for dim, (size, n, scale) in reversed(dims) if last_first else dims:
+            wide = _resized(wide, dim, taps(size, n, scale, corners, wide.dtype))
+        return cast(wide, x.dtype)
+
+    return rule
+
+
+def _smooth_backward(taps: Callable[..., Sequence[Tap]]) -> Function:
+    def rule(grad: UOp, sizes: Sequence[int], inputs: Sequence[int], corners: bool,
+             *scales: Scale) -> UOp:  # fmt: skip
+        g = to_math(grad)
+        for dim, (n, size, scale) in enumerate(zip(sizes, inputs[2:], scales, strict=True), 2):
+            g = _spread(g, dim, taps(size, n, scale, corners, g.dtype), size)
+        return cast(g, grad.dtype)
+
+    return rule
+
+
+def _upsampling(nearest: Function, linear: Function, suffix: str = "") -> dict[str, Function]:
+    """In one, two and three dimensions."""
+    exact = functools.partial(nearest, exact=True)
+    return {
+        f"{name}{k}d{suffix}": rule
+        for k, kind in ((1, "linear"), (2, "bilinear"), (3, "trilinear"))
+        for name, rule in (
+            ("upsample_nearest", functools.partial(nearest, exact=False)),
+            ("_upsample_nearest_exact", exact),
+            (f"upsample_{kind}", linear),
+        )
+    }
+
+
+# Every place looks at all that may have come from it.
+_HEAVY: dict[str, Function] = {
     "max_pool2d_with_indices_backward": _max_pool_backward,
     "max_pool3d_with_indices_backward": _max_pool_backward,
+    "adaptive_max_pool2d_backward": lambda grad, x, i: _adaptive_max_backward(grad, x, i, 2),
+    "adaptive_max_pool3d_backward": lambda grad, x, i: _adaptive_max_backward(grad, x, i, 3),
+    **_upsampling(_upsample_nearest_backward, _smooth_backward(_linear), "_backward"),
+    "upsample_bicubic2d_backward": _smooth_backward(_cubic),
+}
+TABLE: Table = {
+    **rules(_HEAVY, heavy),
+    "max_pool2d_with_indices": _max_pool,
+    "max_pool3d_with_indices": _max_pool,
     "avg_pool2d": _avg_pool,
     "avg_pool3d": _avg_pool,
     "avg_pool2d_backward": _avg_pool_backward,
@@ -380,9 +385,6 @@ TABLE: dict[str, Rule] = {
     "_adaptive_avg_pool3d_backward": lambda grad, x: _adaptive_avg_backward(grad, x, 3),
     "adaptive_max_pool2d": _adaptive_max,
     "adaptive_max_pool3d": _adaptive_max,
-    "adaptive_max_pool2d_backward": lambda grad, x, i: _adaptive_max_backward(grad, x, i, 2),
-    "adaptive_max_pool3d_backward": lambda grad, x, i: _adaptive_max_backward(grad, x, i, 3),
-    **_upsampling(),
-    "upsample_bicubic2d": _upsample_cubic,
-    "upsample_bicubic2d_backward": _upsample_cubic_backward,
+    **_upsampling(_upsample_nearest, _smooth(_linear)),
+    "upsample_bicubic2d": _smooth(_cubic, last_first=True),
 }

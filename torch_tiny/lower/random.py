@@ -13,7 +13,7 @@ from torch_tiny.lower.philox import (
     Words,
     below,
     cauchy,
-    exp,
+    exact_exp,
     exponential,
     float32,
     negative_log,
@@ -31,7 +31,8 @@ from torch_tiny.lower.promote import (
     is_float,
     math_dtype,
 )
-from torch_tiny.lower.tools import Rule, cut, full
+from torch_tiny.lower.rule import Function, Rule, Table
+from torch_tiny.lower.shapes import cut, full
 from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import int_shape
 
@@ -46,7 +47,7 @@ def _drawn(numbers: Any, target: UOp) -> Words:
 
 def _scaled(
     standard: Callable[[Words, DType], UOp], after: Callable[[UOp], UOp] | None = None
-) -> Rule:
+) -> Function:
     """standard * scale + shift"""
 
     def rule(self: UOp, shift: Number, scale: Number, numbers: Any) -> UOp:
@@ -151,7 +152,10 @@ def _integers(self: UOp, first: int, range_: int, numbers: Any) -> UOp:
     return cast(drawn, self.dtype)
 
 
-def _of_both_parts(self: Complex, rule: Rule, *args: Any) -> Complex:
+_NORMAL = _scaled(normal)
+
+
+def _of_both_parts(self: Complex, rule: Function, *args: Any) -> Complex:
     """The parts lie side by side, as view_as_real shows them."""
     both = rule(full((*self.shape, 2), 0, self.re.dtype), *args)
     assert isinstance(both, UOp)
@@ -160,19 +164,19 @@ def _of_both_parts(self: Complex, rule: Rule, *args: Any) -> Complex:
 
 
 def _complex_uniform(self: Complex, low: Number, high: Number, numbers: Any) -> Complex:
-    return _of_both_parts(self, TABLE["uniform_"], low, high, numbers)
+    return _of_both_parts(self, _uniform_rule, low, high, numbers)
 
 
 def _complex_normal(self: Complex, mean: Number, std: Number, numbers: Any) -> Complex:
     if isinstance(std, Lifted):
         raise NoLowering("a deviation that not all devices divide as exactly")
-    return _of_both_parts(self, TABLE["normal_"], mean, std / math.sqrt(2), numbers)
+    return _of_both_parts(self, _NORMAL, mean, std / math.sqrt(2), numbers)
 
 
-TABLE: dict[str, Rule] = {
-    "uniform_": _uniform_rule,
-    "normal_": _scaled(normal),
-    "log_normal_": _scaled(normal, exp),
+TABLE: Table = {
+    "uniform_": Rule(_uniform_rule, _complex_uniform),
+    "normal_": Rule(_NORMAL, _complex_normal),
+    "log_normal_": _scaled(normal, exact_exp),
     "cauchy_": _scaled(cauchy),
     "exponential_": _exponential_rule,
     "geometric_": _geometric_rule,
@@ -182,5 +186,3 @@ TABLE: dict[str, Rule] = {
     "random_.to": _random_to_rule,
     "random_.from": _random_from_rule,
 }
-
-COMPLEX_TABLE = {"uniform_": _complex_uniform, "normal_": _complex_normal}

@@ -4,7 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch_tiny.lower.arithmetic import absolute, exp, is_nan, log, maximum
+from torch_tiny.lower.arithmetic import absolute, exp, is_nan, log, log_add, maximum
+from torch_tiny.lower.complex_parts import by_parts
 from torch_tiny.lower.pick import gathered
 from torch_tiny.lower.promote import (
     Lifted,
@@ -15,8 +16,8 @@ from torch_tiny.lower.promote import (
     is_float,
     math_dtype,
 )
-from torch_tiny.lower.tools import (
-    Rule,
+from torch_tiny.lower.rule import Function, Rule, Table, heavy, rules
+from torch_tiny.lower.shapes import (
     arange,
     count,
     cut,
@@ -122,12 +123,12 @@ def _std_mean(x: UOp, dims: Dims, correction: Number | None, keepdim: bool) -> t
     return _std(x, dims, correction, keepdim), var_mean(x, dims, correction, keepdim)[1]
 
 
-def _unbiased(function: Callable[..., UOp | tuple[UOp, ...]]) -> dict[str, Rule]:
+def unbiased(name: str, function: Function) -> dict[str, Function]:
     """The overloads that say `unbiased` for a correction of 1."""
     return {
-        "": lambda x, unbiased: function(x, None, int(unbiased), False),
-        ".dim": lambda x, dims, unbiased, keepdim: function(x, dims, int(unbiased), keepdim),
-        ".correction": function,
+        name: lambda x, unbiased: function(x, None, int(unbiased), False),
+        f"{name}.dim": lambda x, dims, unbiased, keepdim: function(x, dims, int(unbiased), keepdim),
+        f"{name}.correction": function,
     }
 
 
@@ -148,14 +149,14 @@ def vector_norm(
     result = to_dtype(dtype, float_dtype(x.dtype))
     size = absolute(cast(x, result).cast(math_dtype(result)))
     over = wrap_dims(dims, x.ndim)
-    rules: dict[float, Callable[[], UOp]] = {
+    orders: dict[float, Callable[[], UOp]] = {
         math.inf: lambda: amax(size, over, keepdim),
         -math.inf: lambda: amin(size, over, keepdim),
         0.0: lambda: total(size.ne(0).cast(size.dtype), over, keepdim),
         1.0: lambda: total(size, over, keepdim),
         2.0: lambda: call("sqrt", total(size * size, over, keepdim)),
     }
-    rule = None if isinstance(ord_, Lifted) else rules.get(float(ord_))
+    rule = None if isinstance(ord_, Lifted) else orders.get(float(ord_))
     if rule is not None:
         return cast(rule(), result)
     p = as_uop(ord_, size.dtype)
@@ -279,14 +280,8 @@ def _cumulative_least(x: UOp, dim: int) -> tuple[UOp, UOp]:
 def _logcumsumexp(x: UOp, dim: int) -> UOp:
     if x.ndim == 0 or 0 in x.shape:
         return x
-    how = _Scan(lambda v, dims: logsumexp(v, dims, False), _log_add, -math.inf)
+    how = _Scan(lambda v, dims: logsumexp(v, dims, False), log_add, -math.inf)
     return cast(_scan(x.cast(math_dtype(x.dtype)), wrap_dim(dim, x.ndim), how), x.dtype)
-
-
-def _log_add(a: UOp, b: UOp) -> UOp:
-    top = maximum(a, b)
-    same = a.eq(b) & absolute(a).eq(math.inf)
-    return same.where(a, top + call("log1p", exp(-absolute(a - b))))
 
 
 def _aminmax(x: UOp, dim: int | None, keepdim: bool) -> tuple[UOp, UOp]:
@@ -301,14 +296,26 @@ def _greatest(x: UOp, dim: int, keepdim: bool) -> tuple[UOp, UOp]:
     return amax(x, dim, keepdim), argmax(x, dim, keepdim)
 
 
-TABLE: dict[str, Rule] = {
+_LINEAR: dict[str, Function] = {
     "sum": lambda x, dtype: sums(x, None, False, dtype),
     "sum.dim_IntList": sums,
+    "mean": lambda x, dtype: mean(x, None, False, dtype),
+    "mean.dim": mean,
+}
+_SCANS: dict[str, Function] = {
+    "cumprod": _cumulative(_PRODUCTS),
+    "cummax": _cumulative_best,
+    "cummin": _cumulative_least,
+    "logcumsumexp": _logcumsumexp,
+    "_logcumsumexp": _logcumsumexp,
+    # They write the two tensors that they are given after x.
+    "_cummax_helper": lambda x, _values, _index, dim: _cumulative_best(x, dim),
+    "_cummin_helper": lambda x, _values, _index, dim: _cumulative_least(x, dim),
+}
+PLAIN: dict[str, Function] = {
     "nansum": lambda x, dims, keepdim, dtype: sums(
         is_nan(x).where(full_like(x, 0), x), dims, keepdim, dtype
     ),
-    "mean": lambda x, dtype: mean(x, None, False, dtype),
-    "mean.dim": mean,
     "prod": lambda x, dtype: product(x, None, False, dtype),
     "prod.dim_int": product,
     "amax": amax,
@@ -320,10 +327,10 @@ TABLE: dict[str, Rule] = {
     "min.dim": _least,
     "argmax": argmax,
     "argmin": argmin,
-    **{f"var{name}": rule for name, rule in _unbiased(lambda *a: var_mean(*a)[0]).items()},
-    **{f"std{name}": rule for name, rule in _unbiased(_std).items()},
-    **{f"var_mean{name}": rule for name, rule in _unbiased(var_mean).items()},
-    **{f"std_mean{name}": rule for name, rule in _unbiased(_std_mean).items()},
+    **unbiased("var", lambda *args: var_mean(*args)[0]),
+    **unbiased("std", _std),
+    **unbiased("var_mean", var_mean),
+    **unbiased("std_mean", _std_mean),
     "logsumexp": logsumexp,
     "linalg_vector_norm": vector_norm,
     "norm.Scalar": lambda x, p: _norm(x, p, None, False),
@@ -340,13 +347,10 @@ TABLE: dict[str, Rule] = {
     "all.dims": _all,
     "count_nonzero.dim_IntList": lambda x, dims: sums(cast(x, dtypes.bool), dims),
     "count_nonzero": lambda x, dim: sums(cast(x, dtypes.bool), dim),
-    "cumsum": cumsum,
-    "cumprod": _cumulative(_PRODUCTS),
-    "cummax": _cumulative_best,
-    "cummin": _cumulative_least,
-    "logcumsumexp": _logcumsumexp,
-    "_logcumsumexp": _logcumsumexp,
-    # They write the two tensors that they are given after x.
-    "_cummax_helper": lambda x, _values, _index, dim: _cumulative_best(x, dim),
-    "_cummin_helper": lambda x, _values, _index, dim: _cumulative_least(x, dim),
+}
+TABLE: Table = {
+    **PLAIN,
+    **rules(_LINEAR, complex_of=lambda rule: by_parts(rule, 0)),
+    **rules(_SCANS, heavy),
+    "cumsum": Rule(cumsum, by_parts(cumsum, 0), heavy),
 }

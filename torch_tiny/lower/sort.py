@@ -1,17 +1,18 @@
 """Sorting by counting: an element's place is how many come before it. Quadratic, but parallel.
 
-Long dimensions go through a network of comparisons instead (network.py).
+Long dimensions go through a network of comparisons instead (sorting_network.py).
 """
 
 import math
 from collections.abc import Callable
 
-from torch_tiny.lower import network
+from torch_tiny.lower import sorting_network
 from torch_tiny.lower.arithmetic import is_nan, less_equal
 from torch_tiny.lower.index import gather
 from torch_tiny.lower.pick import gathered
 from torch_tiny.lower.promote import Number, as_uop, math_dtype, result_dtype
-from torch_tiny.lower.tools import Rule, arange, cut, full, full_like, positions, total, wrap_dim
+from torch_tiny.lower.rule import Function, heavy, rules
+from torch_tiny.lower.shapes import arange, cut, full, full_like, positions, total, wrap_dim
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
@@ -26,7 +27,7 @@ def sort(x: UOp, dim: int, descending: bool) -> Pair:
     dim = wrap_dim(dim, x.ndim)
     n = int_shape(x)[dim]
     if n > _SHORT:
-        index = network.order(x, dim, descending)
+        index = sorting_network.order(x, dim, descending)
         return gathered(x, dim, index), index.cast(dtypes.int64)
     place = arange(n).reshape((n, 1, *(1,) * (x.ndim - dim - 1)))
     return _at_rank(x, dim, _ranks(x, dim, descending).unsqueeze(dim).eq(place))
@@ -64,12 +65,14 @@ def _chosen(x: UOp, dim: int, keepdim: bool, rank: Callable[[int, UOp], UOp | in
     n = int_shape(x)[dim]
     nans = total(is_nan(x).cast(dtypes.int32), (dim,), True)
     if n > _SHORT:
-        index = gathered(network.order(x, dim, False), dim, _as_index(rank(n, nans), nans))
-        pair = gathered(x, dim, index), index.cast(dtypes.int64)
-        return pair if keepdim else (pair[0].squeeze(dim), pair[1].squeeze(dim))
+        index = gathered(sorting_network.order(x, dim, False), dim, _as_index(rank(n, nans), nans))
+        return _kept((gathered(x, dim, index), index.cast(dtypes.int64)), dim, keepdim)
     hit = _ranks(x, dim).eq(rank(n, nans))
-    value, index = _at_rank(x, dim, hit.unsqueeze(dim))
-    return (value, index) if keepdim else (value.squeeze(dim), index.squeeze(dim))
+    return _kept(_at_rank(x, dim, hit.unsqueeze(dim)), dim, keepdim)
+
+
+def _kept(pair: Pair, dim: int, keepdim: bool) -> Pair:
+    return pair if keepdim else (pair[0].squeeze(dim), pair[1].squeeze(dim))
 
 
 def _as_index(rank: UOp | int, like: UOp) -> UOp:
@@ -84,7 +87,7 @@ def _nan_median_rank(n: int, nans: UOp) -> UOp:
     return nans.eq(n).where(full((), 0, dtypes.int32), (n - nans - 1) // 2)
 
 
-def _median_of_all(rank: Callable[[int, UOp], UOp]) -> Rule:
+def _median_of_all(rank: Callable[[int, UOp], UOp]) -> Function:
     def rule(x: UOp) -> UOp:
         if 0 in x.shape:
             return full((), math.nan, x.dtype)
@@ -114,7 +117,7 @@ def _mode(x: UOp, dim: int, keepdim: bool) -> Pair:
     chosen, _ = _at_rank(x, dim, (ranks.eq(n - least)).unsqueeze(dim))
     at = x.eq(chosen).where(positions(int_shape(x), dim), full((), 0, dtypes.int32))
     index = at.max((dim,), keepdim=True).cast(dtypes.int64)
-    return (chosen, index) if keepdim else (chosen.squeeze(dim), index.squeeze(dim))
+    return _kept((chosen, index), dim, keepdim)
 
 
 def _is_in(elements: UOp | Number, tests: UOp | Number, _unique: bool, invert: bool) -> UOp:
@@ -146,7 +149,7 @@ def _search(
     return total(below.logical_not().cast(dtypes.int32), (max(v.ndim, b.ndim) - 1,)).cast(kind)
 
 
-TABLE: dict[str, Rule] = {
+_FUNCTIONS: dict[str, Function] = {
     "sort": sort,
     "sort.stable": lambda x, _, dim, descending: sort(x, dim, descending),
     "argsort": lambda x, dim, descending: sort(x, dim, descending)[1],
@@ -164,3 +167,5 @@ TABLE: dict[str, Rule] = {
     "bucketize.Tensor": lambda x, boundaries, small, right: _search(boundaries, x, small, right),
     "bucketize.Scalar": lambda x, boundaries, small, right: _search(boundaries, x, small, right),
 }
+
+TABLE = rules(_FUNCTIONS, heavy)

@@ -3,24 +3,17 @@
 import math
 from collections.abc import Callable
 
-from torch_tiny.lower.arithmetic import absolute, exp, log, maximum, minimum
+from torch_tiny.lower.arithmetic import absolute, exp, log, maximum, minimum, polynomial
 from torch_tiny.lower.bessel import first_kind, second_kind
+from torch_tiny.lower.elementwise import Unary
 from torch_tiny.lower.promote import cast, elementwise_float, float_dtype, math_dtype, result_dtype
-from torch_tiny.lower.tools import Rule, arange, full_like, total
+from torch_tiny.lower.rule import Table
+from torch_tiny.lower.shapes import arange, full_like, total
 from torch_tiny.uops import UOp, call, dtypes
-
-Unary = Callable[[UOp], UOp]
 
 # B(2k)/(2k) of Stirling's series, and B(2k)/(2k)! of the Euler-Maclaurin formula.
 _STIRLING = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
 _EULER = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000)
-
-
-def _polynomial(x: UOp, coefficients: tuple[float, ...]) -> UOp:
-    result = full_like(x, coefficients[-1])
-    for c in reversed(coefficients[:-1]):
-        result = result * x + c
-    return result
 
 
 def digamma(x: UOp) -> UOp:
@@ -33,7 +26,7 @@ def digamma(x: UOp) -> UOp:
         z = small.where(z + 1.0, z)
     inverse = z.reciprocal()
     square = inverse * inverse
-    result = result + log(z) - inverse * 0.5 - square * _polynomial(square, _STIRLING)
+    result = result + log(z) - inverse * 0.5 - square * polynomial(square, _STIRLING)
     fraction = x - call("trunc", x)
     mirrored = result - call("tan", fraction * math.pi).reciprocal() * math.pi
     mirrored = fraction.eq(0).where(full_like(x, math.nan), mirrored)
@@ -50,7 +43,7 @@ def _trigamma(x: UOp) -> UOp:
         z = z + 1.0
     inverse = z.reciprocal()
     square = inverse * inverse
-    tail = _polynomial(square, (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66))
+    tail = polynomial(square, (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66))
     result = result + inverse + square * 0.5 + inverse * square * tail
     sine = call("sin", x * math.pi)
     return reflected.where((math.pi * math.pi) * (sine * sine).reciprocal() - result, result)
@@ -81,12 +74,12 @@ def _zeta(s: UOp, q: UOp) -> UOp:
 
 def _polygamma(n: int, x: UOp) -> UOp:
     if n == 0:
-        return _in_double(digamma)(x)  # type: ignore[return-value]
+        return _in_double(digamma)(x)
     if n == 1:
         # Near its poles PyTorch's own error is that of float32, and tests compare with it.
         return elementwise_float(_trigamma, x)
     sign = (-1.0) ** (n + 1) * math.factorial(n)
-    return _in_double(lambda v: _zeta(full_like(v, float(n + 1)), v) * sign)(x)  # type: ignore[return-value]
+    return _in_double(lambda v: _zeta(full_like(v, float(n + 1)), v) * sign)(x)
 
 
 def _bessel_i(order: int, scaled: bool) -> Unary:
@@ -164,12 +157,12 @@ def _log_ndtr(x: UOp) -> UOp:
 
 
 def _spherical(x: UOp) -> UOp:
-    near = _polynomial(x * x, (1.0, -1 / 6, 1 / 120, -1 / 5040, 1 / 362880, -1 / 39916800))
+    near = polynomial(x * x, (1.0, -1 / 6, 1 / 120, -1 / 5040, 1 / 362880, -1 / 39916800))
     far = absolute(x).eq(math.inf).where(full_like(x, 0.0), call("sin", x) / x)
     return (absolute(x) < 0.5).where(near, far)
 
 
-def _in_double(function: Callable[..., UOp]) -> Rule:
+def _in_double(function: Callable[..., UOp]) -> Callable[..., UOp]:
     def rule(*operands: UOp) -> UOp:
         dtype = float_dtype(result_dtype(*operands))
         return cast(function(*(cast(x, dtypes.float64) for x in operands)), dtype)
@@ -244,21 +237,21 @@ def _gamma_density(a: UOp, x: UOp) -> UOp:
     """x^a e^-x / Gamma(a + 1), by Stirling's series where a is not small."""
     plain = exp(a * log(x) - x - call("lgamma", a + 1.0))
     inverse = a.reciprocal()
-    series = inverse * _polynomial(inverse * inverse, (1 / 12, -1 / 360, 1 / 1260, -1 / 1680))
+    series = inverse * polynomial(inverse * inverse, (1 / 12, -1 / 360, 1 / 1260, -1 / 1680))
     far = exp(-(a * _log_gap((x - a) * inverse)) - series) / call("sqrt", a * (2 * math.pi))
     return (a < 20.0).where(plain, far)
 
 
 def _exp_gap(v: UOp) -> UOp:
     """exp(-v) - 1 + v below 0.5."""
-    return _polynomial(-v, tuple(1 / math.factorial(k) for k in range(2, 16))) * v * v
+    return polynomial(-v, tuple(1 / math.factorial(k) for k in range(2, 16))) * v * v
 
 
 def _log_gap(v: UOp) -> UOp:
     """v - log(1 + v)"""
     s = v / (v + 2.0)
     square = s * s
-    odd = _polynomial(square, tuple(2 / k for k in range(3, 31, 2))) * s
+    odd = polynomial(square, tuple(2 / k for k in range(3, 31, 2))) * s
     near = square * (2.0 / (1.0 - s) - odd)
     return (absolute(v) < 0.5).where(near, v - call("log1p", v))
 
@@ -308,14 +301,14 @@ def _airy_wave(size: UOp, zeta: UOp) -> UOp:
         terms.append(terms[-1] * (6 * k - 5) * (6 * k - 3) * (6 * k - 1) / (216 * k * (2 * k - 1)))
     inverse = zeta.reciprocal()
     square = -(inverse * inverse)
-    even = _polynomial(square, tuple(terms[0::2]))
-    odd = _polynomial(square, tuple(terms[1::2])) * inverse
+    even = polynomial(square, tuple(terms[0::2]))
+    odd = polynomial(square, tuple(terms[1::2])) * inverse
     angle = zeta - math.pi / 4
     wave = call("cos", angle) * even + call("sin", angle) * odd
     return wave / (call("sqrt", call("sqrt", size)) * math.sqrt(math.pi))
 
 
-TABLE: dict[str, Rule] = {
+TABLE: Table = {
     "special_airy_ai": _in_double(_airy_ai),
     "frexp.Tensor": _frexp,
     "igamma": _in_double(lambda a, x: _igamma(a, x)[0]),

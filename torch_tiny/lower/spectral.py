@@ -1,182 +1,203 @@
-"""Eigenvalues and singular values, and what is made of them."""
+"""Eigenvalues and singular values, and what is made of them, of real and of complex matrices."""
 
-from torch_tiny.lower.conditions import require
-from torch_tiny.lower.linalg import geqrf, is_vector, reflected
+from torch_tiny.lower.arithmetic import maximum
+from torch_tiny.lower.complex_value import Complex
+from torch_tiny.lower.linalg import geqrf, is_for_libraries, is_vector, reflected
 from torch_tiny.lower.matmul import matmul
 from torch_tiny.lower.matrices import (
     BLOCK,
+    V,
+    adjoint,
     by_columns,
+    by_rows,
     common_batch,
     diagonal_of,
+    each,
+    either,
+    filled_like,
+    grown,
     identity,
-    is_finite,
+    inner,
+    is_large,
+    like,
+    multiplied,
     part_of,
+    real,
+    require_finite,
+    room,
     run_on,
+    shape_of,
+    sized,
     sizes_of,
+    upper_part,
 )
 from torch_tiny.lower.pick import gathered
 from torch_tiny.lower.promote import Lifted, NoLowering
+from torch_tiny.lower.rule import Results, Rule, Table
+from torch_tiny.lower.shapes import arange, full, total
 from torch_tiny.lower.sort import sort
-from torch_tiny.lower.tools import Results, Rule, arange, full, pad, total
 from torch_tiny.uops import UOp, call, dtypes
 from torch_tiny.views import int_shape
 
-# Larger matrices are turned in blocks, by all groups of threads together.
-_ALONE = 80
-_WIDTH = {dtypes.float32: 32, dtypes.float64: 16}  # of two blocks: fast memory holds three tiles
 _LARGE, _SMALL = 2.0**40, 2.0**-40  # beyond, squares may overflow or vanish
 
 
-def eigh(a: UOp, triangle: str, vectors: bool) -> Results:
+def _in_blocks(n: int, a: V) -> bool:
+    """Such matrices are turned in blocks, by all groups of threads together."""
+    return n > (96 if isinstance(a, Complex) else 80)
+
+
+def _width(a: V) -> int:
+    """Of two blocks: fast memory holds three tiles."""
+    return 16 if isinstance(a, Complex) else {dtypes.float32: 32, dtypes.float64: 16}[a.dtype]
+
+
+def eigh(a: V, triangle: str, vectors: bool) -> tuple[UOp, V]:
     batch, n, _ = sizes_of(a)
-    if 0 in a.shape:
-        return full((*batch, n), 0, a.dtype), a if vectors else full((0,), 0, a.dtype)
-    require(is_finite(a))
+    dtype = real(a).dtype
+    if 0 in shape_of(a):
+        return full(sized(batch, n), 0, dtype), a if vectors else filled_like(a, (0,), 0)
+    require_finite(a)
     lower = triangle.upper() == "L"
-    if n > _ALONE:
+    if _in_blocks(n, a):
         return _eigh_in_blocks(_symmetric(a, lower), vectors)
-    square = (a.dtype, n * n)
-    results = [(a.dtype, n), square, *([square, square] if vectors else [])]
-    values, _, *rest = run_on("eigh", (n, lower, vectors), batch, results, [a])
-    found = by_columns(rest[0], batch, n, n) if vectors else full((0,), 0, a.dtype)
-    return values.reshape((*batch, n)), found
+    square = room(a, n * n)
+    results = [(dtype, n), square, square, square][: 4 if vectors else 2]
+    found = run_on("eigh", (n, lower, vectors), batch, results, [a])
+    values = found[0].reshape(sized(batch, n))
+    return values, by_columns(found[2], a, batch, n, n) if vectors else filled_like(a, (0,), 0)
 
 
-def svd(a: UOp, full_matrices: bool, vectors: bool, _driver: str | None = None) -> Results:
+def svd(a: V, full_matrices: bool, vectors: bool, _driver: str | None = None) -> tuple[V, UOp, V]:
     batch, m, n = sizes_of(a)
     if m < n:
-        vh, values, uh = svd(a.transpose(-1, -2), full_matrices, vectors)
-        if not vectors:
-            return vh, values, uh
-        assert vh is not None and uh is not None
-        return uh.transpose(-1, -2), values, vh.transpose(-1, -2)
-    nothing = full((0,), 0, a.dtype)
+        vh, values, uh = svd(adjoint(a), full_matrices, vectors)
+        return (adjoint(uh), values, adjoint(vh)) if vectors else (vh, values, uh)
     columns = m if full_matrices else n
-    if 0 in a.shape:
-        values = full((*batch, n), 0, a.dtype)
-        u = identity(batch, m, columns, a.dtype)
-        return (
-            (u, values, identity(batch, n, n, a.dtype)) if vectors else (nothing, values, nothing)
-        )
-    require(is_finite(a))
-    if m > max(BLOCK, n) or n > _ALONE:
+    if 0 in shape_of(a):
+        nothing, values = filled_like(a, (0,), 0), full(sized(batch, n), 0, real(a).dtype)
+        if not vectors:
+            return nothing, values, nothing
+        return identity(batch, m, columns, a), values, identity(batch, n, n, a)
+    require_finite(a)
+    if is_large(a, m, max(BLOCK, n)) or _in_blocks(n, a):
         return _svd_of_triangle(a, columns, vectors)
     return _svd_alone(a, columns, vectors)
 
 
-def _svd_alone(a: UOp, columns: int, vectors: bool) -> Results:
+def _svd_alone(a: V, columns: int, vectors: bool) -> tuple[V, UOp, V]:
     """One group of threads for each matrix."""
     batch, m, n = sizes_of(a)
-    nothing = full((0,), 0, a.dtype)
-    tall, square = (a.dtype, m * n), (a.dtype, n * n)
-    results = [(a.dtype, n), tall, *([tall, square, square] if vectors else [])]
-    values, _, *rest = run_on("svd", (m, n, vectors), batch, results, [a])
-    values = values.reshape((*batch, n))
+    tall, square = room(a, m * n), room(a, n * n)
+    results = [(real(a).dtype, n), tall, tall, square, square][: 5 if vectors else 2]
+    found = run_on("svd", (m, n, vectors), batch, results, [a])
+    values = found[0].reshape(sized(batch, n))
     if not vectors:
+        nothing = filled_like(a, (0,), 0)
         return nothing, values, nothing
-    u = _completed(by_columns(rest[0], batch, m, n), columns)
-    return u, values, by_columns(rest[1], batch, n, n).transpose(-1, -2)
+    u = _completed(by_columns(found[2], a, batch, m, n), columns)
+    return u, values, adjoint(by_columns(found[3], a, batch, n, n))
 
 
-def _svd_of_triangle(a: UOp, columns: int, vectors: bool) -> Results:
+def _svd_of_triangle(a: V, columns: int, vectors: bool) -> tuple[V, UOp, V]:
     """Rotations are of R alone."""
-    batch, m, n = sizes_of(a)
+    _, m, n = sizes_of(a)
     packed, factors = geqrf(a)
-    zero = full((), 0, a.dtype)
-    top = part_of(packed, (0, n), (0, n))
-    r = (arange(n) < arange(n).reshape((n, 1))).where(zero, top)
-    u, values, vh = _svd_in_blocks(r, vectors) if n > _ALONE else _svd_alone(r, n, vectors)
+    r = upper_part(part_of(packed, (0, n), (0, n)))
+    u, values, vh = _svd_in_blocks(r, vectors) if _in_blocks(n, a) else _svd_alone(r, n, vectors)
     if not vectors:
         return u, values, vh
-    assert u is not None
-    whole = pad(u, [*((0, 0) for _ in batch), (0, m - n), (0, columns - n)], 0)
+    whole = grown(u, m - n, columns - n)
     if columns > n:
         rest = arange(columns).eq(arange(m).reshape((m, 1))) & (arange(columns) < n).logical_not()
-        whole = rest.where(full((), 1, a.dtype), whole)
+        whole = either(rest, filled_like(a, (), 1), whole)
     return reflected(packed, factors, whole, columns, False), values, vh
 
 
-def _completed(us: UOp, columns: int) -> UOp:
+def _completed(us: V, columns: int) -> V:
     """U of U S, whose columns are orthogonal but may be zero: Q completes them, up to a sign."""
-    batch, _, n = sizes_of(us)
+    n = shape_of(us)[-1]
     packed, factors = geqrf(us)
     q = reflected(packed, factors, None, columns, False)
-    one = full((), 1, us.dtype)
-    signs = (diagonal_of(packed) < 0).where(-one, one).unsqueeze(-2)
+    diagonal = real(diagonal_of(packed))
+    one = full((), 1, diagonal.dtype)
+    signs = (diagonal < 0).where(-one, one).unsqueeze(-2)
     if columns > n:
-        signs = pad(signs, [*((0, 0) for _ in batch), (0, 0), (0, columns - n)], 1)
+        signs = grown(signs, 0, columns - n, 1)
     return q * signs
 
 
 # --- large matrices ---
 
 
-def _eigh_in_blocks(a: UOp, vectors: bool) -> Results:
+def _eigh_in_blocks(a: V, vectors: bool) -> tuple[UOp, V]:
     """Values are those of the vectors: what many products make of the diagonal is less precise."""
     scaled, scale = _scaled(a)
     v = _turned(scaled, True)
-    values, order = sort(total(v * matmul(scaled, v).contiguous(), (v.ndim - 2,)), -1, False)
-    found = columns_of(v, order) if vectors else full((0,), 0, a.dtype)
+    quotients = total(inner(v, multiplied(scaled, v).contiguous()), (v.ndim - 2,))
+    values, order = sort(quotients, -1, False)
+    found = _columns_of(v, order) if vectors else filled_like(a, (0,), 0)
     return values * scale.squeeze(-1), found
 
 
-def _svd_in_blocks(r: UOp, vectors: bool) -> Results:
-    """Columns of R^T have less in common than those of R."""
-    scaled, scale = _scaled(r.transpose(-1, -2))
+def _svd_in_blocks(r: V, vectors: bool) -> tuple[V, UOp, V]:
+    """Columns of R^H have less in common than those of R."""
+    scaled, scale = _scaled(adjoint(r))
     v = _turned(scaled, False)
-    us = matmul(scaled, v).contiguous()
-    values, order = sort(call("sqrt", total(us * us, (us.ndim - 2,))), -1, True)
+    us = multiplied(scaled, v).contiguous()
+    values, order = sort(call("sqrt", total(inner(us, us), (us.ndim - 2,))), -1, True)
     values = values * scale.squeeze(-1)
     if not vectors:
-        nothing = full((0,), 0, r.dtype)
+        nothing = filled_like(r, (0,), 0)
         return nothing, values, nothing
-    u = _completed(columns_of(us, order).contiguous(), int_shape(r)[-1])
-    return columns_of(v, order), values, u.transpose(-1, -2)
+    u = _completed(_columns_of(us, order).contiguous(), shape_of(r)[-1])
+    return _columns_of(v, order), values, adjoint(u)
 
 
-def _turned(a: UOp, two_sided: bool) -> UOp:
+def _turned(a: V, two_sided: bool) -> V:
     """The product of all rotations."""
     batch, n, _ = sizes_of(a)
-    width = _WIDTH[a.dtype]
+    width = _width(a)
     size = -(-n // width) * width
-    padded = pad(a, [*((0, 0) for _ in batch), (0, size - n), (0, size - n)])
-    norms = call("sqrt", total(a * a, (a.ndim - 2,)).max((a.ndim - 2,)))
-    square, pairs = (a.dtype, size * size), size // width
-    results = [square, (a.dtype, size * width), (dtypes.int32, 4 * pairs), square]
+    padded = grown(a, size - n, size - n)
+    norms = call("sqrt", total(inner(a, a), (a.ndim - 2,)).max((a.ndim - 2,)))
+    square, pairs = room(a, size * size), size // width
+    results = [square, room(a, size * width), (dtypes.int32, 4 * pairs), square]
     numbers = (size, width, two_sided)
     *_, found = run_on("block_jacobi", numbers, batch, results, [padded, norms])
-    return _orthogonal(part_of(found.reshape((*batch, size, size)), (0, n), (0, n)))
+    return _orthogonal(part_of(by_rows(found, a, batch, size, size), (0, n), (0, n)))
 
 
-def _orthogonal(v: UOp) -> UOp:
+def _orthogonal(v: V) -> V:
     """A step of Newton's: many products of rotations are less orthogonal than they could be."""
     batch, n, _ = sizes_of(v)
-    lost = identity(batch, n, n, v.dtype) - matmul(v.transpose(-1, -2), v)
-    return (v + matmul(v, lost.contiguous()) * 0.5).contiguous()
+    lost = identity(batch, n, n, v) - multiplied(adjoint(v), v)
+    return (v + multiplied(v, lost.contiguous()) * 0.5).contiguous()
 
 
-def _scaled(a: UOp) -> tuple[UOp, UOp]:
-    """So that squares neither overflow nor vanish, and by what."""
-    scale = scale_of(call("fabs", a))
-    return (a / scale).contiguous(), scale
-
-
-def scale_of(sizes: UOp) -> UOp:
-    """What to divide a matrix by, given the sizes of its elements; mostly 1, exactly."""
+def _scaled(a: V) -> tuple[V, UOp]:
+    """So that squares neither overflow nor vanish, and by what; mostly 1, exactly."""
+    if isinstance(a, Complex):
+        sizes = maximum(call("fabs", a.re), call("fabs", a.im))
+    else:
+        sizes = call("fabs", a)
     largest = sizes.max((sizes.ndim - 2, sizes.ndim - 1), keepdim=True)
     is_usual = (largest < _LARGE) & (largest > _SMALL)
-    return (is_usual | largest.eq(0)).where(full((), 1, sizes.dtype), largest)
+    scale = (is_usual | largest.eq(0)).where(full((), 1, sizes.dtype), largest)
+    return each(a, lambda part: (part / scale).contiguous()), scale
 
 
-def _symmetric(a: UOp, lower: bool) -> UOp:
-    n = int_shape(a)[-1]
+def _symmetric(a: V, lower: bool) -> V:
+    """Made of one triangle; the imaginary part of the diagonal counts not."""
+    n = shape_of(a)[-1]
     rows, columns = arange(n).reshape((n, 1)), arange(n)
-    is_other = rows < columns if lower else columns < rows
-    return is_other.where(a.transpose(-1, -2), a)
+    whole = either(rows < columns if lower else columns < rows, adjoint(a), a)
+    return either(rows.eq(columns), like(a, real(a)), whole) if isinstance(a, Complex) else whole
 
 
-def columns_of(x: UOp, order: UOp) -> UOp:
-    return gathered(x, x.ndim - 1, order.cast(dtypes.int32).unsqueeze(-2).expand(int_shape(x)))
+def _columns_of(x: V, order: UOp) -> V:
+    at = order.cast(dtypes.int32).unsqueeze(-2).expand(shape_of(x))
+    return each(x, lambda part: gathered(part, part.ndim - 1, at))
 
 
 # --- least squares ---
@@ -196,7 +217,6 @@ def _lstsq(a: UOp, b: UOp, rcond: float | None, driver: str | None) -> Results:
         shape = (*batch, n) if vector else (*batch, n, int_shape(right)[-1])
         return full(shape, 0, a.dtype), nothing, full(batch, 0, dtypes.int64), nothing
     u, s, vh = svd(a, False, True)
-    assert u is not None and s is not None and vh is not None
     if rcond is None:
         rcond = {dtypes.float32: 2.0**-23, dtypes.float64: 2.0**-52}[a.dtype] * max(m, n)
     counts = s > s.max((s.ndim - 1,), keepdim=True) * rcond
@@ -206,8 +226,8 @@ def _lstsq(a: UOp, b: UOp, rcond: float | None, driver: str | None) -> Results:
     return x.squeeze(-1) if vector else x, nothing, rank, nothing
 
 
-TABLE: dict[str, Rule] = {
-    "_linalg_eigh": eigh,
-    "_linalg_svd": svd,
-    "linalg_lstsq": _lstsq,
+TABLE: Table = {
+    "_linalg_eigh": Rule(eigh, eigh, is_for_libraries),
+    "_linalg_svd": Rule(svd, svd, is_for_libraries),
+    "linalg_lstsq": Rule(_lstsq, cost=is_for_libraries),
 }

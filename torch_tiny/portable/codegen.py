@@ -4,26 +4,27 @@ What a region writes goes to new buffers, which take the place of the old ones a
 has to mind who still reads the old content, and a region that must not run leaves no trace.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from torch_tiny.engine.codegen import renumbered, scheduled
-from torch_tiny.engine.codegen_cut import cut_reductions
+from torch_tiny.engine.codegen_cut import cut_reductions, without_repetition
+from torch_tiny.engine.codegen_home import Program, homes, nbytes
 from torch_tiny.engine.codegen_nest import Nest
 from torch_tiny.engine.codegen_routine import RoutineStep
-from torch_tiny.engine.cuda import without_repetition
-from torch_tiny.graph import Buffer
+from torch_tiny.engine.codegen_schedule import renumbered, scheduled
 from torch_tiny.linalg.routine import emitted_for_groups
 from torch_tiny.linalg.sequence import Loops
 from torch_tiny.lower.promote import NoLowering
-from torch_tiny.lower.tools import DTYPES
+from torch_tiny.lower.shapes import DTYPES
 from torch_tiny.portable.kind import Kind, Opened, Text
 from torch_tiny.portable.split import with_few_buffers
 from torch_tiny.uops import DType, Ops, UOp, buffer_param, compiling, dtypes, sink_of, substituted
-from torch_tiny.uops.device import Source, narrowed, render, render_linear
+from torch_tiny.uops.source import Source, narrowed, render, render_linear
+from torch_tiny.values import Buffer
 
 _MOST_PIECES = 256
 _LEAST_LENGTH = 1024  # of a piece of a reduction
@@ -41,15 +42,6 @@ class Kernel:
     groups: tuple[int, ...]
     threads: tuple[int, ...]
     loops: Loops = ()
-
-
-@dataclass(frozen=True)
-class Program:
-    kernels: tuple[Kernel, ...]
-    temporaries: tuple[int, ...]
-    """Bytes of each."""
-    copies: tuple[tuple[int, int], ...] = ()
-    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,7 +81,7 @@ def number_dtype(kind: Kind, dtype: torch.dtype) -> torch.dtype:
 
 def generate(
     kind: Kind, opened: Opened, buffers: Sequence[Buffer], outputs: Mapping[int, UOp]
-) -> Program:
+) -> Program[Kernel]:
     """Kernels for `buffers[i] = outputs[i]`."""
     places = Places(len(buffers))
     values = _with_numbers(kind, buffers, outputs, places)
@@ -98,23 +90,15 @@ def generate(
     with compiling():
         steps, arguments = scheduled(typed, values, False, opened.most_buffers)
         pieces = [p for step in steps for p in _lowered(kind, opened, step, arguments.temporary)]
-    temporaries: dict[int, int] = {}
-    sizes: list[int] = []
+    used = dict(parameter for piece in pieces for parameter in piece.parameters)
+    home = homes(used, arguments.numbers, count=sys.maxsize)  # no buffer is written in place
     kernels = []
     for piece in pieces:
-        uses = []
-        for slot, nbytes in piece.parameters:
-            number = arguments.numbers[slot]
-            if number is None and slot not in temporaries:
-                sizes.append(nbytes)
-                temporaries[slot] = -len(sizes)
-            uses.append(temporaries[slot] if number is None else number)
+        uses = tuple(home.places[slot] for slot, _ in piece.parameters)
         source, threads = piece.source, piece.source.group or (1, 1, 1)
-        kernels.append(
-            Kernel(source.name, source.text, tuple(uses), source.launch, threads, piece.loops)
-        )
+        kernels.append(Kernel(source.name, source.text, uses, source.launch, threads, piece.loops))
     text = "\n".join(kernel.source for kernel in kernels)
-    return Program(tuple(kernels), tuple(sizes), source=text)
+    return Program(tuple(kernels), home.temporaries, (), text)
 
 
 @dataclass(frozen=True)
@@ -164,8 +148,8 @@ def _lowered(
             raise NoLowering(f"{kind.name} counts elements in 32 bits")
         plain, slots = renumbered(sink)
         source = _rendered(kind, opened, plain)
-        nbytes = {u.arg.slot: u.max_numel() * u.dtype.itemsize for u in parameters}
-        yield _Piece(source, tuple((slots[k], nbytes[slots[k]]) for k in source.slots))
+        sizes = {u.arg.slot: nbytes(u) for u in parameters}
+        yield _Piece(source, tuple((slots[k], sizes[slots[k]]) for k in source.slots))
 
 
 def _nests(step: Nest, most_buffers: int, new: Callable[[DType, int], UOp]) -> Iterator[Nest]:
@@ -196,7 +180,7 @@ def _rendered(kind: Kind, opened: Opened, plain: UOp) -> Source:
     """Kernels that differ in their buffers only, as in an optimizer's step, are rendered once."""
     found = _sources.get((kind.name, plain))
     if found is None:
-        source = render(plain, opened.renderer, "k", kind.template, kind.integer, kind.rounded)
+        source = render(plain, opened.renderer, "k", kind)
         found = replace(source, text=kind.finish(source.text))
         if len(_sources) >= _MOST_RENDERED:
             _sources.clear()

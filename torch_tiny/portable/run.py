@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_tiny import _C
+from torch_tiny.engine.plan import Code
 from torch_tiny.linalg.sequence import unrolled
 from torch_tiny.portable.codegen import Places, built, number_dtype
 from torch_tiny.portable.kind import Kind, Launch, Opened
@@ -26,23 +27,23 @@ class _Step:
 class Region:
     """A compiled region on its device."""
 
-    def __init__(self, kind: Kind, opened: Opened, memory: Memory, given: dict[str, Any]) -> None:
+    def __init__(self, kind: Kind, opened: Opened, memory: Memory, code: Code) -> None:
         self._opened = opened
         self._memory = memory
-        self._places = Places(len(given["buffers"]))
-        count = len(given["kernels"])
-        together = [*given["kernels"], *given["guard"]]
+        self._places = Places(len(code.buffers))
+        count = len(code.kernels)
+        together = [*code.kernels, *code.guard]
         steps, loops = self._steps(together), [kernel["loops"] for kernel in together]
         self._kernels = unrolled(steps[:count], loops[:count])
         self._guard = unrolled(steps[count:], loops[count:])
-        self._temporaries = _share_temporaries(given["temporaries"], self._guard + self._kernels)
-        self._slots = [i for i, buffer in enumerate(given["buffers"]) if "slot" in buffer]
-        self._written = [i for i in self._slots if given["buffers"][i]["written"]]
-        self._sizes = {i: given["buffers"][i]["nbytes"] for i in self._written}
+        self._temporaries = _share_temporaries(code.temporaries, self._guard + self._kernels)
+        self._slots = [i for i, buffer in enumerate(code.buffers) if "slot" in buffer]
+        self._written = [i for i in self._slots if code.buffers[i]["written"]]
+        self._sizes = {i: code.buffers[i]["nbytes"] for i in self._written}
         self._old = {b for step in self._kernels for b in step.buffers if self._places.is_old(b)}
         self._numbers: dict[torch.dtype, list[tuple[int, str]]] = {}
         position = 0
-        for buffer in given["buffers"]:
+        for buffer in code.buffers:
             if "slot" not in buffer:
                 dtype = getattr(torch, buffer["dtype"])
                 home = self._numbers.setdefault(number_dtype(kind, dtype), [])

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Iterator
 
-from torch_tiny.engine.codegen_nest import Nest, place_of
-from torch_tiny.uops import DType, GroupOp, Ops, UOp, dtypes, substituted
+from torch_tiny.engine.codegen_nest import Nest, stored_first
+from torch_tiny.uops import DType, GroupOp, Ops, UOp, dtypes
 from torch_tiny.uops.cascade import extent
 
 
@@ -14,11 +14,8 @@ def with_few_buffers(
     """The nest in parts of at most `most` buffers each, where it can be split."""
     while len(_buffers(nest.sink())) > most and (part := _largest_part(nest, most)) is not None:
         loops = tuple(loop for loop in nest.loops if loop in part.ranges)
-        index = place_of(loops)
-        buffer = new_buffer(part.dtype, math.prod(map(extent, loops)))
-        yield Nest(loops, buffer, index, part)
-        value = substituted(nest.value, {part: buffer.index(index)})
-        nest = Nest(nest.loops, nest.target, nest.index, value)
+        first, nest = stored_first(nest, part, loops, new_buffer)
+        yield first
     yield nest
 
 

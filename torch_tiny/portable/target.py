@@ -1,13 +1,13 @@
 """A portable device as a target of the compiler (engine/target.py has the others)."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_tiny.graph import Buffer, Values
+from torch_tiny.engine.codegen_home import Program
 from torch_tiny.portable import codegen
 from torch_tiny.portable.kind import Kind, Opened
 from torch_tiny.uops import UOp
+from torch_tiny.values import Buffer, Values
 
 
 class Portable:
@@ -21,24 +21,21 @@ class Portable:
         self._opened = opened
         self._one_by_one = one_by_one
 
-    def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> codegen.Program:  # noqa: ARG002
+    def generate(
+        self, own: Values, outputs: Mapping[int, UOp], _variant: str
+    ) -> Program[codegen.Kernel]:
         program = codegen.generate(self._kind, self._opened, own.buffers, outputs)
         if self._one_by_one:
-            self._build([program])
+            texts = [(k.name, k.source, len(k.buffers)) for k in program.kernels]
+            codegen.built(self._opened, texts)  # to see that the device takes them
         return program
 
-    def build(self, programs: Mapping[str, Any], library: Path) -> None:  # noqa: ARG002
-        self._build(programs.values())
+    def build(self, _programs: Mapping[str, Any]) -> bytes:
+        """Kernels of a whole plan are built together, once it is known."""
+        return b""
 
-    def times(
-        self, _library: Path, _name: str, tried: Sequence[Any], _buffers: list[Buffer]
-    ) -> list[float]:
+    def times(self, _library: bytes, tried: Sequence[Any], _buffers: list[Buffer]) -> list[float]:
         return [0.0 for _ in tried]
 
-    def kernels(self, program: Any, prefix: str) -> list[dict[str, Any]]:  # noqa: ARG002
+    def kernels(self, program: Any, _prefix: str) -> list[dict[str, Any]]:
         return [vars(kernel) for kernel in program.kernels]
-
-    def _build(self, programs: Iterable[codegen.Program]) -> None:
-        """To see that the device takes them."""
-        kernels = [kernel for program in programs for kernel in program.kernels]
-        codegen.built(self._opened, [(k.name, k.source, len(k.buffers)) for k in kernels])

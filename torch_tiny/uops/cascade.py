@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
-from torch_tiny.uops import AxisType, Ops, UOp, dtypes, simplified
+from torch_tiny.uops import AxisType, Ops, UOp, dtypes, new_numbers, simplified
 
 CHAIN = 16  # additions of one level, as in PyTorch's own sums
 
@@ -18,11 +18,10 @@ def cascaded(sink: UOp, block: Callable[[UOp], int] = lambda _: CHAIN) -> UOp:
 
     Reductions over the same loops go on sharing them. Loops of threads are left alone.
     """
-    uops = sink.toposort()
-    ids = itertools.count(1 + max((u.arg[0] for u in uops if u.op is Ops.RANGE), default=0))
+    ids = new_numbers(sink)
     ways: dict[tuple[tuple[UOp, ...], int], tuple[Levels, dict[UOp, UOp]]] = {}
     new: dict[UOp, UOp] = {}
-    for u in uops:
+    for u in sink.toposort():
         new[u] = u.replace(src=tuple(new[s] for s in u.src)) if u.src else u
         if not is_rounded(u):
             continue

@@ -7,7 +7,8 @@ there are no 64 bits, what tinygrad's emulation does slowly or wrongly is a call
 from collections.abc import Callable
 from typing import cast
 
-from torch_tiny.uops import DType, Ops, PatternMatcher, UOp, UPat, called_name, dtypes
+from torch_tiny.uops import DType, Ops, PatternMatcher, UOp, UPat, dtypes
+from torch_tiny.uops.sealed import sealed_pattern
 
 Spelling = Callable[[str, DType], str | None]
 """The text of an operator on {0} and {1} that wraps around; None where the language's own does."""
@@ -65,13 +66,13 @@ def spelled(u: UOp, name: str, spelling: Spelling) -> UOp:
     return _plain(u, name, typed) if text is None else UOp(Ops.CUSTOM, u.dtype, typed, text)
 
 
-_VALUES: dict[str, Callable[[int, int], int]] = {
+_VALUES: dict[str, Callable[..., int]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
     "shl": lambda a, b: a << b,
-    "neg": lambda a, _: -a,
-    "wrap": lambda a, _: a,
+    "neg": lambda a: -a,
+    "wrap": lambda a: a,
 }
 _PLAIN = {"add": Ops.ADD, "sub": Ops.SUB, "mul": Ops.MUL, "shl": Ops.SHL, "neg": Ops.NEG}
 # Where the language's own wrap around; tinygrad would still take them for numbers.
@@ -86,13 +87,13 @@ _TEXTS = {
 
 def _operands(u: UOp) -> tuple[UOp, ...]:
     """Of an operator that was sealed, each of a type."""
-    return tuple(s.cast(u.dtype) if s.dtype in dtypes.weaks else s for s in u.src[:2])
+    return tuple(s.cast(u.dtype) if s.dtype in dtypes.weaks else s for s in u.src)
 
 
 def _plain(u: UOp, name: str, operands: tuple[UOp, ...]) -> UOp:
     if name == "wrap":
         return operands[0]
-    return UOp(_PLAIN[name], u.dtype, operands[:1] if name == "neg" else operands)
+    return UOp(_PLAIN[name], u.dtype, operands)
 
 
 def _spelled(u: UOp, spelling: Spelling) -> str | None:
@@ -150,13 +151,12 @@ long_arithmetic = PatternMatcher(
 )
 
 
-def _opened(u: UOp) -> UOp | None:
-    name = called_name(u)
-    return None if name is None else _plain(u, name, _operands(u))
+def _opened(u: UOp) -> UOp:
+    return _plain(u, u.arg, _operands(u))
 
 
 # Their words are unsigned, and wrap around by themselves.
-plain_longs = PatternMatcher([(UPat(Ops.MULACC, _LONGS, name="u"), _opened)])
+plain_longs = PatternMatcher([(sealed_pattern(_LONGS), _opened)])
 
 
 def _words(x: UOp) -> tuple[UOp, UOp]:

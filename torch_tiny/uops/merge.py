@@ -7,12 +7,15 @@ with loops that they have merged already: the sum of a stack was too large.
 import itertools
 from typing import Any, cast
 
-from tinygrad.codegen.simplify import count_divmod, pm_simplify_ranges
+from tinygrad.codegen.simplify import (
+    count_divmod,
+    pm_simplify_ranges,
+    simplify_merge_adjacent,
+)
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import PatternMatcher, UOp, UPat, _substitute, graph_rewrite
-from tinygrad.uop.symbolic import symbolic
 
-__all__ = ["flatten_ranges", "merge_ranges", "split_ends"]
+from torch_tiny.uops.rules import symbolic, without
 
 
 def _ended(u: UOp) -> list[UOp]:
@@ -68,5 +71,5 @@ def _with_one_less(u: UOp) -> UOp | None:
     return None
 
 
-_others = PatternMatcher(pm_simplify_ranges.patterns[1:])
+_others = without(pm_simplify_ranges, simplify_merge_adjacent, 1)
 merge_ranges = PatternMatcher([(UPat((Ops.END, Ops.REDUCE), name="u"), _merged)]) + _others

@@ -5,6 +5,7 @@ rules has made of one is not worked out again by the next pass or for the next k
 which rules are tried is tinygrad's. A program's own use of tinygrad goes on without.
 """
 
+import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,4 +114,13 @@ def _is_opaque(node: UOp) -> bool:
     return node.op is Ops.CALL and node.src[0].op in UOp._OPAQUE_CALL_BODIES
 
 
+def _check() -> None:
+    """What is replaced has to be what is known here."""
+    fields = list(inspect.signature(RewriteContext.__init__).parameters)
+    given = list(inspect.signature(RewriteContext.unified_rewrite).parameters)
+    if fields != ["self", "pm", "bpm", "ctx", "enter_calls"] or given != ["self", "root"]:
+        raise ImportError("this tinygrad rewrites graphs in another way")
+
+
+_check()
 RewriteContext.unified_rewrite = _with_memory  # type: ignore[method-assign]

@@ -9,10 +9,10 @@ program computes with integers becomes an operator that the rules know nothing o
 import math
 from collections.abc import Callable, Sequence
 
-from torch_tiny.uops import DType, GroupOp, Ops, UOp, dtypes, factor, sealed
+from torch_tiny.uops import DType, GroupOp, Ops, UOp, dtypes
+from torch_tiny.uops.constants import factor
 from torch_tiny.uops.integers import around
-
-__all__ = ["seal_integers"]
+from torch_tiny.uops.sealed import sealed
 
 Bounds = tuple[int, int]
 

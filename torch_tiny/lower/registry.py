@@ -2,17 +2,15 @@
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from torch_tiny.lower import (
     activation,
     antialias,
     attention,
     bags,
-    complex_linalg,
     complex_rules,
-    complex_spectral,
     creation,
     distance,
     elementwise,
@@ -36,88 +34,55 @@ from torch_tiny.lower import (
     special,
     spectral,
 )
-from torch_tiny.lower.complex_rules import ComplexRule
 from torch_tiny.lower.complex_value import Complex, as_value, is_complex
+from torch_tiny.lower.conditions import collected
 from torch_tiny.lower.promote import Lifted, NoLowering
-from torch_tiny.lower.tools import Rule
+from torch_tiny.lower.rule import Results, Rule, Shapes, heavy
 from torch_tiny.schemas import Argument, Schema, is_decomposed, overloads_of, schema_of
 from torch_tiny.uops import UOp
-
-Results = tuple[UOp | Complex | None, ...]
+from torch_tiny.views import ViewSpec
 
 _FAMILIES = (
-    activation, antialias, attention, bags, creation, distance, elementwise, fractional, grid,
-    histogram, index, linalg, margin, masks, matmul, movement, nn, optim, polynomials, pool, random,
-    reduce, sort, special, spectral,
+    activation, antialias, attention, bags, complex_rules, creation, distance, elementwise, fft,
+    fractional, grid, histogram, index, linalg, margin, masks, matmul, movement, nn, optim,
+    polynomials, pool, random, reduce, sort, special, spectral,
 )  # fmt: skip
 RULES: dict[str, Rule] = {
-    f"aten::{name}": rule for family in _FAMILIES for name, rule in family.TABLE.items()
+    f"aten::{name}": row if isinstance(row, Rule) else Rule(row)
+    for family in _FAMILIES
+    for name, row in family.TABLE.items()
 }
-COMPLEX_RULES: dict[str, ComplexRule] = {
-    f"aten::{name}": rule
-    for table in (
-        *(family.TABLE for family in (complex_rules, complex_linalg, complex_spectral, fft)),
-        random.COMPLEX_TABLE,
-    )
-    for name, rule in table.items()
-}
-# These make complex tensors of real ones.
-_ALWAYS_COMPLEX = {f"aten::{name}" for name in (*fft.TABLE, "complex", "polar", "view_as_complex")}
-
-_QUADRATIC = [
-    name
-    for family in (
-        matmul,
-        sort,
-        fft,
-        antialias,
-        attention,
-        bags,
-        distance,
-        fractional,
-        grid,
-        histogram,
-        masks,
-    )
-    for name in family.TABLE
-    if not name.startswith("_cdist")
-]
-
-# More work than elements: worth compiling only where there is nothing else to run them on.
-_HEAVY = {
-    *(f"aten::{name}" for name in _QUADRATIC),
-    *(
-        f"aten::{name}"
-        for name in index.TABLE
-        if name.startswith(("scatter", "index_", "_index_put", "_unsafe_index_put", "put"))
-        or name == "embedding_dense_backward"
-    ),
-    *(f"aten::{name}" for name in reduce.TABLE if name.strip("_").startswith(("cum", "logcum"))),
-    *(
-        f"aten::{name}"
-        for family in (movement, pool)
-        for name in family.TABLE
-        if name.endswith("_backward") and any(k in name for k in ("pad", "upsample", "max_pool"))
-    ),
-    "aten::col2im",
-    "aten::unfold_backward",
-} - {"aten::index_select"}
+for _name, _function in complex_rules.COLUMN.items():
+    _row = RULES.get(f"aten::{_name}", Rule())
+    RULES[f"aten::{_name}"] = replace(_row, complex=_function)
 
 
-_FACTORIZATIONS = {f"aten::{name}" for name in linalg.TABLE | spectral.TABLE}
+class Lowered(NamedTuple):
+    """A call as UOps."""
+
+    results: Results
+    """In the order of the schema's results, lists flattened; then the new values of arguments that
+    are written and not returned, in the order of the arguments. None where there is no tensor."""
+    conditions: list[UOp]
+    """What must hold, element by element, for the call not to raise."""
 
 
-def lower(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Results:
-    """The results of a call as UOps.
+def lower(
+    op: str, args: Sequence[Any], kwargs: Mapping[str, Any], layout: ViewSpec | None = None
+) -> Lowered:
+    """`layout`: how the first argument lies in memory; row by row if that is not known."""
+    with collected() as conditions:
+        return Lowered(_lowered(op, args, kwargs, layout), conditions)
 
-    In the order of the schema's results, lists flattened; then the new values of arguments that are
-    written and not returned, in the order of the arguments. None where the call gives no tensor.
-    """
+
+def _lowered(
+    op: str, args: Sequence[Any], kwargs: Mapping[str, Any], layout: ViewSpec | None = None
+) -> Results:
     plan = _plan(op)
     if plan is None:
         raise NoLowering("there is no rule", op)
     try:
-        return plan.apply(_bound(plan.schema, args, kwargs))
+        return plan.apply(_bound(plan.schema, args, kwargs), layout)
     except NoLowering as no:
         raise NoLowering(no.why, op) from no
 
@@ -127,37 +92,29 @@ def has_lowering(op: str) -> bool:
     return _plan(op) is not None
 
 
-def is_heavy(op: str, shapes: Sequence[tuple[int, ...]]) -> bool:
+def is_heavy(op: str, shapes: Shapes) -> bool:
     """Whether the rule's code does much more work than its inputs and outputs have elements.
 
-    What a decomposition does is not known before it is traced; attention is among them. Many small
-    matrices are factored faster here, a few or large ones are not.
+    What a decomposition does is not known before it is traced; attention is among them.
     """
     plan = _plan(op)
-    if plan is None:
-        return False
-    if plan.base in _FACTORIZATIONS:
-        return not shapes or linalg.is_for_libraries(shapes[0])
-    return plan.base in _HEAVY or not _has_rule(plan.base)
+    return plan is not None and plan.rule.cost(shapes)
 
 
 def written(op: str, args: Sequence[Any]) -> tuple[str, ...]:
-    """The names of the arguments that a call writes; native_batch_norm only when training."""
-    if op == "aten::native_batch_norm":  # whose schema does not say so
-        return ("running_mean", "running_var") if args[_TRAINING] else ()
-    schema = schema_of(op)
+    """The names of the arguments that a call writes."""
+    rule, schema = RULES.get(op), schema_of(op)
+    if rule is not None and rule.writes is not None:
+        return rule.writes(args)
     return () if schema is None else tuple(a.name for a in schema.written)
-
-
-_TRAINING = 5  # the place of native_batch_norm's argument
 
 
 @dataclass(frozen=True)
 class _Plan:
     schema: Schema
-    apply: Callable[[list[Any]], Results]
-    base: str
-    """The entry of the tables that does the work."""
+    apply: Callable[[list[Any], ViewSpec | None], Results]
+    rule: Rule
+    """The one that does the work."""
 
 
 @functools.cache
@@ -165,8 +122,9 @@ def _plan(op: str) -> _Plan | None:
     schema = schema_of(op) if op.startswith("aten::") else None
     if schema is None:
         return None
-    if _has_rule(op):
-        return _Plan(schema, lambda bound: _results(_rule(op, bound)(*bound)), op)
+    rule = RULES.get(op)
+    if rule is not None:
+        return _Plan(schema, functools.partial(_applied, rule), rule)
     for derive in (_in_place, _out, _foreach, _decomposed):
         plan = derive(op, schema)
         if plan is not None:
@@ -174,17 +132,12 @@ def _plan(op: str) -> _Plan | None:
     return None
 
 
-def _has_rule(op: str) -> bool:
-    return op in RULES or op in COMPLEX_RULES
-
-
-def _rule(op: str, bound: list[Any]) -> ComplexRule:
-    rule: ComplexRule | None = RULES.get(op)
-    if op in _ALWAYS_COMPLEX or is_complex(bound):
-        rule = COMPLEX_RULES.get(op)
-    if rule is None:
-        raise NoLowering("no rule for complex numbers" if op in RULES else "for complex numbers")
-    return rule
+def _applied(rule: Rule, bound: list[Any], layout: ViewSpec | None) -> Results:
+    function = rule.complex if is_complex(bound) else rule.function
+    if function is None:
+        raise NoLowering(f"{'no rule ' if is_complex(bound) else ''}for complex numbers")
+    value = function(*bound, layout=layout) if rule.reads_layout else function(*bound)
+    return (value,) if isinstance(value, UOp | Complex) else tuple(value)
 
 
 def _in_place(op: str, schema: Schema) -> _Plan | None:
@@ -202,11 +155,11 @@ def _in_place(op: str, schema: Schema) -> _Plan | None:
     if functional.removeprefix("aten::") in movement.VIEWS:
         return plan  # squeeze_ changes the tensor's shape, not its values
 
-    def apply(bound: list[Any]) -> Results:
+    def apply(bound: list[Any], layout: ViewSpec | None) -> Results:
         targets = _written_tensors(schema, bound)
-        return _as_targets(plan.apply(bound), targets)
+        return _as_targets(plan.apply(bound, layout), targets)
 
-    return _Plan(schema, apply, plan.base)
+    return _Plan(schema, apply, plan.rule)
 
 
 def _out(op: str, schema: Schema) -> _Plan | None:
@@ -220,17 +173,17 @@ def _out(op: str, schema: Schema) -> _Plan | None:
     if plan is None:
         return None
 
-    def apply(bound: list[Any]) -> Results:
+    def apply(bound: list[Any], layout: ViewSpec | None) -> Results:
         given, outs = bound[:-count], bound[-count:]
         named = dict(zip((a.name for a in schema.arguments), given, strict=False))
         named["dtype"] = named.get("dtype") or outs[0].dtype
         full = [named.get(a.name) for a in plan.schema.arguments]
-        results = plan.apply(full)
+        results = plan.apply(full, layout)
         return tuple(
             None if r is None else as_value(r, out) for r, out in zip(results, outs, strict=True)
         )
 
-    return _Plan(schema, apply, plan.base)
+    return _Plan(schema, apply, plan.rule)
 
 
 def _overload_with(name: str, arguments: list[str]) -> str | None:
@@ -269,7 +222,7 @@ def _foreach(op: str, schema: Schema) -> _Plan | None:
     else:
         return None
 
-    def apply(bound: list[Any]) -> Results:
+    def apply(bound: list[Any], _layout: ViewSpec | None) -> Results:
         lists = [i for i, a in enumerate(schema.arguments) if "List[" in a.type]
         results: list[UOp | Complex | None] = []
         for n in range(len(bound[lists[0]])):
@@ -278,11 +231,11 @@ def _foreach(op: str, schema: Schema) -> _Plan | None:
                 row[-1] = row[-1].shrink(((n, n + 1),)).reshape(())
             if base == "linalg_vector_norm":
                 row = [row[0], row[1], None, False, row[2]]
-            one = plan.apply(_bound(plan.schema, row, {}))
+            one = plan.apply(_bound(plan.schema, row, {}), None)
             results += _as_targets(one, [row[0]]) if in_place else one
         return tuple(results)
 
-    return _Plan(schema, apply, plan.base)
+    return _Plan(schema, apply, plan.rule)
 
 
 _FOREACH_NAMES = {
@@ -305,34 +258,24 @@ def _decomposed(op: str, schema: Schema) -> _Plan | None:
     if schema.written or not is_decomposed(op):
         return None
 
-    def apply(bound: list[Any]) -> Results:
+    def apply(bound: list[Any], _layout: ViewSpec | None) -> Results:
         def step(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Results:
             if name == op:
                 raise NoLowering("its decomposition needs itself")
-            return lower(name, args, kwargs)
+            return _lowered(name, args, kwargs)
 
         from torch_tiny.lower import decompose  # with it comes torch
 
-        return decompose.lower_by_tracing(op, bound, step, _has_rule)
+        return decompose.lower_by_tracing(op, bound, step, RULES.keys())
 
-    return _Plan(schema, apply, op)
-
-
-def _results(value: UOp | Complex | Results) -> Results:
-    return (value,) if isinstance(value, UOp | Complex) else tuple(value)
+    return _Plan(schema, apply, Rule(cost=heavy))
 
 
 def _as_targets(results: Results, targets: Sequence[UOp | Complex]) -> Results:
     return tuple(
-        None if r is None else _expanded(as_value(r, t), t.shape)
+        None if r is None else as_value(r, t).expand(t.shape)
         for r, t in zip(results, targets, strict=True)
     )
-
-
-def _expanded(value: UOp | Complex, shape: tuple[Any, ...]) -> UOp | Complex:
-    if isinstance(value, Complex):
-        return value.each(lambda part: part.expand(shape))
-    return value.expand(shape)
 
 
 def _bound(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-#include "compiled.h"
+#include "choice.h"
 
 #include <algorithm>
 

@@ -1,6 +1,5 @@
-"""A trace as a graph: which calls form regions, and the pure values that a region computes."""
+"""The pure values that a region computes: its calls, run on UOps."""
 
-from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,27 +12,12 @@ from torch_tiny.lower.complex_value import (
     read_complex,
     write_complex,
 )
-from torch_tiny.lower.conditions import all_hold, noted
-from torch_tiny.lower.layout import first_argument
-from torch_tiny.lower.tools import DTYPES
+from torch_tiny.lower.conditions import all_hold
+from torch_tiny.lower.shapes import DTYPES
 from torch_tiny.trace import Call, Tensor, Trace, Value
 from torch_tiny.uops import DType, Ops, UOp, buffer_param, compiling, folded
 from torch_tiny.uops.wrapping import seal_integers
 from torch_tiny.views import ViewSpec, read, write
-
-MOST_CALLS = 100  # in a region: compile time grows faster than its calls
-
-
-@dataclass
-class Group:
-    """Calls that become one step: a region, or one call that stays a call."""
-
-    calls: list[Call]
-    is_region: bool
-    kind: Hashable = None
-    """Calls of different kinds are not put together."""
-    before: set[int] = field(default_factory=set)
-    """Numbers of the groups that have to run first."""
 
 
 @dataclass(frozen=True)
@@ -67,109 +51,10 @@ class Values:
         return [(DTYPES[buffer.dtype], buffer.size) for buffer in self.buffers]
 
 
-def group(
-    trace: Trace, belongs: Callable[[Call], bool], kind: Callable[[Call], Hashable]
-) -> list[Group]:
-    """The steps of a trace, in an order in which they can run.
-
-    Regions are as large as they can be while no value leaves one and comes back into it through
-    something else. Calls keep their order wherever one of them writes what the other one touches.
-    """
-    groups: list[Group] = []
-    member: dict[int, int] = {}
-    for call, needed in zip(trace.calls, _dependencies(trace), strict=True):
-        before = {member[number] for number in needed}
-        is_region = belongs(call)
-        own = kind(call) if is_region else None
-        home = _home(groups, before, own) if is_region else None
-        if home is None:
-            home = len(groups)
-            groups.append(Group([], is_region, own))
-        groups[home].calls.append(call)
-        groups[home].before |= before - {home}
-        member[call.number] = home
-    return _in_order(groups)
-
-
 def values(trace: Trace, calls: list[Call], needed_after: set[int]) -> Values:
     """What a region computes. Raises NoLowering where a call cannot be lowered after all."""
     with compiling():
         return _Evaluation(trace, calls).run(needed_after)
-
-
-def _dependencies(trace: Trace) -> Iterable[set[int]]:
-    """For each call the calls that must run before it, nearest ones only."""
-    writer: dict[int, int] = {}
-    readers: dict[int, set[int]] = {}
-    for call in trace.calls:
-        needed: set[int] = set()
-        for slot in call.reads:
-            if slot in writer:
-                needed.add(writer[slot])
-        for slot in call.writes:
-            if slot in writer:
-                needed.add(writer[slot])
-            needed |= readers.get(slot, set())
-        for slot in call.reads - call.writes:
-            readers.setdefault(slot, set()).add(call.number)
-        for slot in call.writes:
-            writer[slot] = call.number
-            readers[slot] = set()
-        yield needed - {call.number}
-
-
-def _home(groups: list[Group], before: set[int], kind: Hashable) -> int | None:
-    """The region that a call may join: one that it needs rather than another, late ones first.
-
-    A call may join a region unless something else that it needs depends on that region.
-    """
-    reach = _upstream(groups, before)
-    others = (number for number in range(len(groups) - 1, -1, -1) if number not in reach)
-    needed = (
-        number
-        for number in sorted(before, reverse=True)
-        if number not in _upstream(groups, before - {number})
-    )
-    for number in (*needed, *others):
-        one = groups[number]
-        if one.is_region and one.kind == kind and len(one.calls) < MOST_CALLS:
-            return number
-    return None
-
-
-def _upstream(groups: list[Group], start: set[int]) -> set[int]:
-    seen: set[int] = set()
-    stack = list(start)
-    while stack:
-        number = stack.pop()
-        if number not in seen:
-            seen.add(number)
-            stack += groups[number].before
-    return seen
-
-
-def _in_order(groups: list[Group]) -> list[Group]:
-    order: list[Group] = []
-    done: set[int] = set()
-
-    def visit(number: int) -> None:
-        stack = [(number, iter(sorted(groups[number].before)))]
-        done.add(number)
-        while stack:
-            at, rest = stack[-1]
-            for other in rest:
-                if other not in done:
-                    done.add(other)
-                    stack.append((other, iter(sorted(groups[other].before))))
-                    break
-            else:
-                order.append(groups[at])
-                stack.pop()
-
-    for number in range(len(groups)):
-        if number not in done:
-            visit(number)
-    return order
 
 
 class _Evaluation:
@@ -191,9 +76,7 @@ class _Evaluation:
         conditions: list[UOp] = []
         guarded: list[Call] = []
         for call in self._calls:
-            with noted() as found:
-                self._apply(call)
-            from_data = [one for one in found if not _is_true(one)]
+            from_data = [one for one in self._apply(call) if not _is_true(one)]
             conditions += from_data
             guarded += [call] if from_data else []
         outputs: dict[int, UOp] = {}
@@ -208,18 +91,17 @@ class _Evaluation:
             outputs[self._buffer_of(slot)] = value
         return Values(self._buffers, outputs, made, all_hold(conditions), guarded)
 
-    def _apply(self, call: Call) -> None:
-        """An item of a list that shares memory with others is worked on after them."""
-        if call.written and _share_memory(call):
-            for i in range(call.length):
-                self._apply_whole(call.row(i))
-        else:
-            self._apply_whole(call)
+    def _apply(self, call: Call) -> list[UOp]:
+        """The call's conditions. An item of a list that shares memory with others comes after."""
+        is_shared = call.written and _share_memory(call)
+        parts = [call.row(i) for i in range(call.length)] if is_shared else [call]
+        return [condition for part in parts for condition in self._apply_whole(part)]
 
-    def _apply_whole(self, call: Call) -> None:
+    def _apply_whole(self, call: Call) -> list[UOp]:
         first = call.args[0] if call.args else None
-        with first_argument(first.spec if isinstance(first, Tensor) else None):
-            results = lower(call.op, [self._argument(call, arg) for arg in call.args], {})
+        layout = first.spec if isinstance(first, Tensor) else None
+        args = [self._argument(call, arg) for arg in call.args]
+        results, conditions = lower(call.op, args, {}, layout)
         targets = [*call.results, *call.written]
         if len(results) != len(targets):
             raise NoLowering(f"{len(results)} results for {len(targets)} tensors", call.op)
@@ -228,6 +110,7 @@ class _Evaluation:
                 if _repeats(target.spec) and not _is_one_number(value):
                     raise NoLowering("a write to memory that elements share", call.op)
                 self._write(target, value)
+        return conditions
 
     def _argument(self, call: Call, arg: Any) -> Any:
         if isinstance(arg, list):

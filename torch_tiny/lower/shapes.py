@@ -1,8 +1,7 @@
 """Small UOp helpers that the tables share."""
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from torch_tiny.lower.promote import (
     NoLowering,
     Number,
     as_uop,
-    cast,
     is_float,
     math_dtype,
 )
@@ -21,8 +19,6 @@ from torch_tiny.uops import DType, UOp, dtypes
 from torch_tiny.views import int_shape
 
 Shape = tuple[int, ...]
-Results = tuple[UOp | None, ...]
-Rule = Callable[..., UOp | Results]
 
 DTYPES: dict[types.dtype, DType] = {
     types.bool_: dtypes.bool,
@@ -130,10 +126,6 @@ def dilate(x: UOp, dim: int, step: int, value: Number = 0) -> UOp:
     return cut(flat, dim, 0, max(0, (shape[dim] - 1) * step + 1))
 
 
-def select(mask: UOp, yes: UOp, no: UOp | Number) -> UOp:
-    return mask.where(yes, no if isinstance(no, UOp) else as_uop(no, yes.dtype))
-
-
 def broadcast(*uops: UOp) -> list[UOp]:
     shape = np.broadcast_shapes(*(int_shape(x) for x in uops))
     return [x.expand(tuple(shape)) for x in uops]
@@ -151,40 +143,16 @@ def subtotal(x: UOp, dims: tuple[int, ...], keepdim: bool = False) -> UOp:
     return x.cast(math_dtype(x.dtype)).sum(dims, keepdim=keepdim, dtype=math_dtype(x.dtype))
 
 
-def sum_to(x: UOp, shape: Shape) -> UOp:
-    """The sum over the dimensions that broadcasting from `shape` added."""
-    extra = x.ndim - len(shape)
-    here = int_shape(x)
-    dims = (*range(extra), *(extra + d for d, n in enumerate(shape) if n == 1 != here[extra + d]))
-    return total(x, dims).reshape(shape) if dims else x
-
-
 def lowest(dtype: DType) -> bool | int | float:
     if is_float(dtype):
         return -math.inf
     return False if dtype == dtypes.bool else int(dtype.min)
 
 
-def in_math(function: Callable[..., UOp]) -> Callable[..., UOp]:
-    """Runs a rule on float32 copies of its half arguments and rounds the result once."""
-
-    @functools.wraps(function)
-    def rule(*args: Any) -> UOp:
-        tensors = [a for a in args if isinstance(a, UOp) and is_float(a.dtype)]
-        dtype = tensors[0].dtype
-        return cast(function(*(to_math(a) for a in args)), dtype)
-
-    return rule
-
-
 def to_math(value: Any) -> Any:
     if isinstance(value, UOp) and is_float(value.dtype):
         return value.cast(math_dtype(value.dtype))
     return value
-
-
-def divided(a: UOp, b: UOp | Number) -> UOp:
-    return a / (b if isinstance(b, UOp) else as_uop(b, a.dtype))
 
 
 def flip_dims(x: UOp, dims: Sequence[int]) -> UOp:

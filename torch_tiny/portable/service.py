@@ -8,14 +8,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torch_tiny import _C, failures
-from torch_tiny.engine import uop
-from torch_tiny.engine.cache import PlanFiles, key_of
+from torch_tiny.engine import service
+from torch_tiny.engine.cache import PlanFiles, context_of
+from torch_tiny.engine.plan import Code, Made, Plan, Remembered, digest
 from torch_tiny.engine.settings import from_environment
 from torch_tiny.portable import scaler
 from torch_tiny.portable.kind import Kind, Opened, find_kind
@@ -56,9 +56,10 @@ class Engine:
         self._adopting = threading.Lock()
         self._next = 1
         self._ended: set[int] = set()  # programs that are to be dropped
-        self.counts = uop.Counts()
+        self.counts = service.Counts()
         settings = from_environment()
         self._files = None if settings.cache is None else PlanFiles(settings.cache)
+        self._known = Remembered(self._files)
 
     # Memory and running, for the core
 
@@ -141,29 +142,42 @@ class Engine:
                 self.counts.not_lowered.setdefault(call.op, self.counts.last_failure)
         return ""
 
-    def _compile(self, here: _Device, device: int, plan: int, trace: str) -> dict[str, Any]:
+    def _compile(self, here: _Device, device: int, plan: int, trace: str) -> Plan:
         target = f"{self._names[device]} {here.opened.describe()}"
-        key = key_of(trace, True, target, 1)
+        context = context_of(True, target)
+        key = digest(context, trace)
         found = None if self._files is None else self._files.load(key)
         if found is not None:
             # A plan may be of another driver's, whose kernels this one does not build.
             with suppress(Exception):
-                loaded: dict[str, Any] = found[0]
-                self._install(here, device, plan, loaded)
+                self._install(here, device, plan, Made(*found))
                 self.counts.cache_hits += 1
-                return loaded
-        made = self._made(here, trace)
-        if self._files is not None and (trouble := self._files.store(key, made, b"")):
+                return found[0]
+            self._known.forget(found[1])
+        made = self._made(here, trace, context)
+        if self._files is not None and (
+            trouble := self._files.store(key, made.plan) or made.trouble
+        ):
             failures.note("cache", trouble, "")
         self._install(here, device, plan, made)
-        return made
+        return made.plan
 
-    def _install(self, here: _Device, device: int, plan: int, made: dict[str, Any]) -> None:
-        regions = [self._installed(here, region) for region in made["regions"]]
-        if regions:
-            _C.install(device, plan, "", made["steps"], regions)
+    def _install(self, here: _Device, device: int, plan: int, made: Made) -> None:
+        if not made.plan.regions:
+            return
+        _build(here, made)
+        loaded = [  # until the plan has them
+            _C.loaded_code(device, key) or _C.load_code(device, key, vars(code))
+            for key, (code, _) in made.built.items()
+        ]
+        regions = [
+            {**vars(region), "portable": self._installed(here, made.built[region.code][0])}
+            for region in made.plan.regions
+        ]
+        _C.install(device, plan, made.plan.steps, regions)
+        del loaded
 
-    def _made(self, here: _Device, trace: str) -> dict[str, Any]:
+    def _made(self, here: _Device, trace: str, context: str) -> Made:
         from torch_tiny.engine.compile import compile_trace
         from torch_tiny.portable.target import Portable
 
@@ -174,26 +188,28 @@ class Engine:
         try:
             try:
                 target = Portable(here.kind, here.opened)
-                made = compile_trace(trace, Path(os.devnull), True, target)
+                made = compile_trace(trace, True, target, self._known, context)
+                _build(here, made)
             except RuntimeError:  # the device's compiler refuses something
                 target = Portable(here.kind, here.opened, one_by_one=True)
-                made = compile_trace(trace, Path(os.devnull), True, target)
+                made = compile_trace(trace, True, target, self._known, f"{context} one by one")
         finally:
             late.cancel()
             seconds = time.monotonic() - begin
             self.counts.seconds_finished += seconds
         self.counts.compiles += 1
+        self.counts.regions += made.fresh
         if seconds > _PATIENCE:
-            kernels = sum(len(region["kernels"]) for region in made.regions)
+            kernels = sum(len(code.kernels) for code, _ in made.built.values())
             _tell(f"compiled {kernels} kernels for {here.kind.name} in {seconds:.1f} s")
-        return vars(made)
+        return made
 
-    def _installed(self, here: _Device, region: dict[str, Any]) -> dict[str, Any]:
+    def _installed(self, here: _Device, code: Code) -> int:
         from torch_tiny.portable.run import Region
 
         number, self._next = self._next, self._next + 1
-        here.programs[number] = Region(here.kind, here.opened, here.memory, region)
-        return {**region, "portable": number, "kernels": [], "guard": []}
+        here.programs[number] = Region(here.kind, here.opened, here.memory, code)
+        return number
 
     @contextmanager
     def _using(self, device: int) -> Iterator[_Device]:
@@ -264,6 +280,14 @@ def _refuses() -> bool:
     if given not in _CHOICES:
         raise ValueError(f"TORCH_TINY_FALLBACK={given!r} is not known; choose from {_CHOICES}")
     return given == "error"
+
+
+def _build(here: _Device, made: Made) -> None:
+    """All kernels of a plan together, which takes OpenCL less time."""
+    from torch_tiny.portable.codegen import built
+
+    kernels = [kernel for code, _ in made.built.values() for kernel in (*code.kernels, *code.guard)]
+    built(here.opened, [(k["name"], k["source"], len(k["buffers"])) for k in kernels])
 
 
 def _tell(text: str) -> None:

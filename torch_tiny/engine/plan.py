@@ -1,0 +1,170 @@
+"""What compiling makes, as worker, disk and core share it: plans, and the code of their regions.
+
+The unit of compiling is a region, known by a digest of what it says: which operators on which
+layouts, with slots and calls numbered from 0 in the order in which they are met. Where in a trace
+it stands, and in which one, is the plan's business.
+"""
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Place:
+    """A region of a trace: `code` works on these slots and stands for these calls."""
+
+    code: str
+    """The key of its code."""
+    name: str
+    """For people: the first few operators."""
+    slots: list[int]
+    calls: list[int]
+
+
+@dataclass
+class Plan:
+    """The steps of a trace."""
+
+    steps: list[tuple[int, int, list[int]]]
+    """(call, region, slots to let go of); -1 for none."""
+    regions: list[Place]
+    not_lowered: dict[str, str]
+    """Operators that stay calls, and why."""
+    failed: list[tuple[int, str]]
+    """Calls among those that a fault of ours or of tinygrad's keeps out of regions, and which."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "regions": [vars(region) for region in self.regions]}
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> "Plan":
+        """Raises TypeError or KeyError where it is no plan."""
+        regions = [Place(**region) for region in given["regions"]]
+        return cls(given["steps"], regions, given["not_lowered"], given["failed"])
+
+
+@dataclass
+class Code:
+    """A region compiled, in numbers of its own. Kernels are what the core is told of them."""
+
+    buffers: list[dict[str, Any]]
+    """A slot with its type, bytes and offset, read or written; or a number of a call."""
+    made: list[int]
+    """Slots that come to exist here and are used afterwards."""
+    kernels: list[dict[str, Any]]
+    guard: list[dict[str, Any]]
+    """Kernels that tell whether no call would raise, as a bool in a buffer after the last."""
+    temporaries: list[int]
+    """Bytes of each."""
+    copies: list[tuple[int, int, int]]
+    """(temporary, buffer, bytes), at the end."""
+    source: str
+    is_refined: bool = False
+    """Whether it was also written in other ways, and is the fastest of them."""
+    chosen: int = 0
+    """Which of the ways it is."""
+    engines: dict[str, str] = field(default_factory=dict)
+    """By number of threads: which engine was measured to be faster."""
+
+    def as_json(self) -> dict[str, Any]:
+        return vars(self)
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> "Code":
+        """Raises TypeError where it is none."""
+        return cls(**given)
+
+
+Built = tuple[Code, bytes]
+"""With the shared object, or what else its target loads."""
+
+
+@dataclass
+class Made:
+    """A plan and the code of all its regions."""
+
+    plan: Plan
+    built: dict[str, Built]
+    fresh: int = 0
+    """How many of the regions were not known before."""
+    trouble: str = ""
+    """Why the disk would not take one of them."""
+
+
+class Kept(Protocol):
+    """Where the code of regions is kept. Whatever cannot be read is not there."""
+
+    def load_code(self, key: str) -> Built | None: ...
+    def store_code(self, key: str, code: Code, library: bytes) -> str:
+        """Why it could not be kept, or ""."""
+
+    def drop_code(self, key: str) -> None: ...
+
+
+class Remembered:
+    """The code that was used last, and behind it what `others` keep."""
+
+    def __init__(self, others: Kept | None = None, most: int = 4096) -> None:
+        self._others = others
+        self._most = most
+        self._built: OrderedDict[str, Built] = OrderedDict()
+        self.given_up: dict[str, str] = {}
+        """Why there is no code for a region, and will be none."""
+
+    def load_code(self, key: str) -> Built | None:
+        found = self._built.get(key)
+        if (found is None or not found[0].is_refined) and self._others is not None:
+            found = self._others.load_code(key) or found  # another process may have refined it
+        if found is not None:
+            self._remember(key, found)
+        return found
+
+    def store_code(self, key: str, code: Code, library: bytes) -> str:
+        self._remember(key, (code, library))
+        return "" if self._others is None else self._others.store_code(key, code, library)
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Of code that does not load."""
+        for key in keys:
+            self._built.pop(key, None)
+            if self._others is not None:
+                self._others.drop_code(key)
+
+    def _remember(self, key: str, built: Built) -> None:
+        self._built[key] = built
+        self._built.move_to_end(key)
+        if len(self._built) > self._most:
+            self._built.popitem(last=False)
+
+
+def digest(*parts: str) -> str:
+    """A key for these parts."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def as_bytes(made: Made) -> bytes:
+    """A line of JSON, then all shared objects."""
+    codes = [(key, code.as_json(), len(library)) for key, (code, library) in made.built.items()]
+    head = {
+        "plan": made.plan.as_json(),
+        "codes": codes,
+        "fresh": made.fresh,
+        "trouble": made.trouble,
+        "bytes": sum(size for _, _, size in codes),
+    }
+    libraries = (library for _, library in made.built.values())
+    return json.dumps(head).encode() + b"\n" + b"".join(libraries)
+
+
+def from_bytes(head: Mapping[str, Any], libraries: bytes) -> Made:
+    """What as_bytes has written, the first line parsed."""
+    built: dict[str, Built] = {}
+    begin = 0
+    for key, code, size in head["codes"]:
+        built[key] = (Code.from_json(code), libraries[begin : begin + size])
+        begin += size
+    return Made(Plan.from_json(head["plan"]), built, head["fresh"], head["trouble"])

@@ -1,0 +1,119 @@
+"""Which calls of a trace run together: regions, in an order in which they can run."""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+
+from torch_tiny.trace import Call, Trace
+
+MOST_CALLS = 100  # in a region: compile time grows faster than its calls
+
+
+@dataclass
+class Group:
+    """Calls that become one step: a region, or one call that stays a call."""
+
+    calls: list[Call]
+    is_region: bool
+    kind: Hashable = None
+    """Calls of different kinds are not put together."""
+    before: set[int] = field(default_factory=set)
+    """Numbers of the groups that have to run first."""
+
+
+def group(
+    trace: Trace, belongs: Callable[[Call], bool], kind: Callable[[Call], Hashable]
+) -> list[Group]:
+    """The steps of a trace, in an order in which they can run.
+
+    Regions are as large as they can be while no value leaves one and comes back into it through
+    something else. Calls keep their order wherever one of them writes what the other one touches.
+    """
+    groups: list[Group] = []
+    member: dict[int, int] = {}
+    for call, needed in zip(trace.calls, _dependencies(trace), strict=True):
+        before = {member[number] for number in needed}
+        is_region = belongs(call)
+        own = kind(call) if is_region else None
+        home = _home(groups, before, own) if is_region else None
+        if home is None:
+            home = len(groups)
+            groups.append(Group([], is_region, own))
+        groups[home].calls.append(call)
+        groups[home].before |= before - {home}
+        member[call.number] = home
+    return _in_order(groups)
+
+
+def _dependencies(trace: Trace) -> Iterable[set[int]]:
+    """For each call the calls that must run before it, nearest ones only."""
+    writer: dict[int, int] = {}
+    readers: dict[int, set[int]] = {}
+    for call in trace.calls:
+        needed: set[int] = set()
+        for slot in call.reads:
+            if slot in writer:
+                needed.add(writer[slot])
+        for slot in call.writes:
+            if slot in writer:
+                needed.add(writer[slot])
+            needed |= readers.get(slot, set())
+        for slot in call.reads - call.writes:
+            readers.setdefault(slot, set()).add(call.number)
+        for slot in call.writes:
+            writer[slot] = call.number
+            readers[slot] = set()
+        yield needed - {call.number}
+
+
+def _home(groups: list[Group], before: set[int], kind: Hashable) -> int | None:
+    """The region that a call may join: one that it needs rather than another, late ones first.
+
+    A call may join a region unless something else that it needs depends on that region.
+    """
+    reach = _upstream(groups, before)
+    others = (number for number in range(len(groups) - 1, -1, -1) if number not in reach)
+    needed = (
+        number
+        for number in sorted(before, reverse=True)
+        if number not in _upstream(groups, before - {number})
+    )
+    for number in (*needed, *others):
+        one = groups[number]
+        if one.is_region and one.kind == kind and len(one.calls) < MOST_CALLS:
+            return number
+    return None
+
+
+def _upstream(groups: list[Group], start: set[int]) -> set[int]:
+    seen: set[int] = set()
+    stack = list(start)
+    while stack:
+        number = stack.pop()
+        if number not in seen:
+            seen.add(number)
+            stack += groups[number].before
+    return seen
+
+
+def _in_order(groups: list[Group]) -> list[Group]:
+    order: list[Group] = []
+    done: set[int] = set()
+
+    def visit(number: int) -> None:
+        stack = [(number, iter(sorted(groups[number].before)))]
+        done.add(number)
+        while stack:
+            at, rest = stack[-1]
+            for other in rest:
+                if other not in done:
+                    done.add(other)
+                    stack.append((other, iter(sorted(groups[other].before))))
+                    break
+            else:
+                order.append(groups[at])
+                stack.pop()
+
+    for number in range(len(groups)):
+        if number not in done:
+            visit(number)
+    return order

@@ -1,0 +1,54 @@
+"""Small things to do with UOps: make, replace and simplify them."""
+
+import itertools
+from collections.abc import Mapping
+
+from tinygrad.codegen import pm_expand_broadcast
+from tinygrad.dtype import DType
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import UOp, graph_rewrite
+
+from torch_tiny.uops.rules import symbolic
+
+DEVICE = "CPU"
+
+
+def buffer_param(slot: int, dtype: DType, size: int) -> UOp:
+    """Buffer `slot` of a region, flat."""
+    param: UOp = UOp.param(slot, dtype, (size,), DEVICE)
+    return param
+
+
+def simplified(u: UOp) -> UOp:
+    """Of a number: the rules forget shapes, as that of a choice between two equal ones."""
+    result: UOp = graph_rewrite(u, symbolic)
+    return result
+
+
+def folded(u: UOp) -> UOp:
+    """The same of a value with a shape, which each operand is given first."""
+    return simplified(graph_rewrite(u, pm_expand_broadcast))
+
+
+def sink_of(*effects: UOp) -> UOp:
+    sink: UOp = UOp.sink(*effects)
+    return sink
+
+
+def substituted(u: UOp, by: Mapping[UOp, UOp]) -> UOp:
+    result: UOp = u.substitute(dict(by))
+    return result
+
+
+def new_numbers(u: UOp) -> "itertools.count[int]":
+    """Of loops that are inside of all that it has."""
+    used = (x.arg[0] for x in u.toposort() if x.op is Ops.RANGE)
+    return itertools.count(1 + max(used, default=0))
+
+
+def stride(load: UOp, loop: UOp) -> int | None:
+    """How far the load moves with the first step of the loop; None if that varies."""
+    index = load.src[1].get_idx()
+    first, second = (substituted(index, {loop: loop.const_like(k)}) for k in (0, 1))
+    step = simplified(second - first)
+    return step.arg if step.op is Ops.CONST and isinstance(step.arg, int) else None

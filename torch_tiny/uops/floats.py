@@ -1,0 +1,99 @@
+"""Float arithmetic, sealed: tinygrad's rules take floats for real numbers."""
+
+from tinygrad.dtype import dtypes
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import PatternMatcher, UOp, UPat, graph_rewrite
+
+from torch_tiny.uops.constants import equals, factor, is_constant
+from torch_tiny.uops.sealed import HALVES, call, sealed
+
+
+def seal_floats(sink: UOp) -> UOp:
+    """Turns float arithmetic into `call`s.
+
+    The rules fold x-x to 0, x*0 to 0, x/x to 1 and reassociate, which NaN, infinities, -0.0 and
+    rounding do not survive. Sealed, the operators run as written. exp2(x*log2(e)) becomes exp(x) on
+    the way.
+    """
+    result: UOp = graph_rewrite(sink, _seal, bottom_up=True)
+    return result
+
+
+# --- how it is done ---
+
+_NAMES = {
+    Ops.ADD: "add",
+    Ops.MUL: "mul",
+    Ops.SUB: "sub",
+    Ops.FDIV: "div",
+    Ops.MAX: "maximum",
+    Ops.NEG: "neg",
+    Ops.RECIPROCAL: "reciprocal",
+    Ops.EXP2: "exp2",
+    Ops.LOG2: "log2",
+    Ops.SIN: "sin",
+    Ops.SQRT: "sqrt",
+    Ops.TRUNC: "trunc",
+    Ops.POW: "pow",
+}
+_LN2 = 0.6931471805599453
+
+
+def _seal_one(u: UOp) -> UOp | None:
+    if u.dtype not in dtypes.floats or all(is_constant(s) for s in u.src):
+        return None
+    if u.dtype in HALVES:
+        wide = UOp(u.op, dtypes.float32, tuple(s.cast(dtypes.float32) for s in u.src), u.arg)
+        return wide.cast(u.dtype)
+    name, operands = _NAMES[u.op], u.src
+    if u.op is Ops.MUL:
+        negated = factor(u, -1.0)
+        if negated is not None:
+            name, operands = "neg", (negated,)
+        elif u.src[1].op is Ops.RECIPROCAL:
+            name, operands = "div", (u.src[0], u.src[1].src[0])
+        elif u.src[0].op is Ops.RECIPROCAL:
+            name, operands = "div", (u.src[1], u.src[0].src[0])
+        else:
+            for log2, c in (u.src, u.src[::-1]):
+                if log2.op is Ops.LOG2 and equals(c, _LN2) and log2.shape == u.shape:
+                    name, operands = "log", log2.src
+    elif u.op is Ops.ADD and (right := factor(u.src[1], -1.0)) is not None:
+        name, operands = "sub", (u.src[0], right)
+    elif u.op is Ops.EXP2 and (power := factor(u.src[0], 1 / _LN2)) is not None:
+        name, operands = "exp", (power,)
+    operands = tuple(s if s.dtype in dtypes.weaks else s.cast(u.dtype) for s in operands)
+    return sealed(name, u.dtype, operands)
+
+
+def _seal_reduce(r: UOp) -> UOp | None:
+    if r.dtype in HALVES:
+        wide = r.src[0].cast(dtypes.float32)
+        return r.replace(dtype=dtypes.float32, src=(wide, *r.src[1:])).cast(r.dtype)
+    if r.arg[0] is Ops.MAX and r.dtype in _KEYS:
+        key = _KEYS[r.dtype]
+        largest = r.replace(dtype=key, src=(_ordered(r.src[0]), *r.src[1:]))
+        return _flipped(largest).bitcast(r.dtype)
+    return None
+
+
+# A maximum of floats as one of integers: NaN counts as the largest, and gcc vectorizes it.
+_KEYS = {dtypes.float32: dtypes.int32, dtypes.float64: dtypes.int64}
+
+
+def _ordered(x: UOp) -> UOp:
+    return _flipped(call("largest_nan", x).bitcast(_KEYS[x.dtype]))
+
+
+def _flipped(bits: UOp) -> UOp:
+    """Negative floats are in reverse order of their bits."""
+    flipped: UOp = bits ^ ((bits >> (8 * bits.dtype.itemsize - 1)) & bits.dtype.max)
+    return flipped
+
+
+_seal = PatternMatcher(
+    [
+        (UPat(tuple(_NAMES), name="u"), _seal_one),
+        (UPat(Ops.REDUCE, name="r"), _seal_reduce),
+    ]
+)

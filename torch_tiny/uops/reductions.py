@@ -1,0 +1,54 @@
+"""Reductions: sums of equal terms as products, others as loops around an accumulator."""
+
+import itertools
+import math
+
+from tinygrad.codegen import merge_reduce_ends
+from tinygrad.dtype import AddrSpace, DType, dtypes
+from tinygrad.uop import Ops
+from tinygrad.uop.ops import PatternMatcher, UOp, UPat, identity_element
+from tinygrad.uop.symbolic import pm_clean_up_group_sink
+
+from torch_tiny.uops.sealed import sealed
+
+
+def _repeated(r: UOp) -> UOp | None:
+    """A sum of n times the same float: tinygrad's is the product alone, which may be -0.0."""
+    loops = r.src[1:]
+    if r.arg[0] is not Ops.ADD or any(loop in r.src[0].ranges for loop in loops):
+        return None
+    if any(loop.src[0].op is not Ops.CONST for loop in loops):
+        return None
+    count = math.prod(int(loop.vmax) + 1 for loop in loops)
+    product = sealed("mul", r.dtype, (r.src[0], UOp.const(float(count), r.dtype)))
+    return sealed("add", r.dtype, (UOp.const(0.0, r.dtype), product))
+
+
+def _over_loops(dtype: tuple[DType, ...] | None = None) -> UPat:
+    return UPat(Ops.REDUCE, dtype, (UPat(), UPat()), name="r", allow_any_len=True)
+
+
+repeated_sums = PatternMatcher([(_over_loops((dtypes.float32, dtypes.float64)), _repeated)])
+
+
+def _accumulate(ctx: "itertools.count[int]", r: UOp) -> UOp:
+    """A REDUCE as a scalar that is set before its loops, and added to inside them."""
+    accumulator = UOp.placeholder_like(r, next(ctx), AddrSpace.REG)
+    loops = r.src[1:]
+    around = tuple(x for x in r.src[0].ranges if x not in loops)
+    start = accumulator.after(*around).store(UOp.const(identity_element(r.arg[0], r.dtype)))
+    running = accumulator.after(start, *loops)
+    step = running.alu(r.arg[0], r.src[0])
+    result: UOp = accumulator.after(running.store(step).end(*loops).replace(tag="mergeable"))
+    return result
+
+
+accumulators = (
+    PatternMatcher(
+        [
+            (_over_loops(), _accumulate),
+            (UPat(Ops.SINK, name="sink"), merge_reduce_ends),
+        ]
+    )
+    + pm_clean_up_group_sink
+)

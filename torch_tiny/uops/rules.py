@@ -1,0 +1,46 @@
+"""tinygrad's rules as we use them: with sealed operators, without those that change results."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tinygrad.codegen.late.coalesce import simplify_valid_load
+from tinygrad.codegen.late.gater import move_where_load, pm_move_gates_from_index
+from tinygrad.renderer.cstyle import create_non_native_float_pats, pm_manual_bf16_cast
+from tinygrad.uop import Ops
+from tinygrad.uop import symbolic as algebra
+from tinygrad.uop.ops import PatternMatcher, UOp, UPat
+
+from torch_tiny.uops.sealed import HALVES, sealed_of_nothing
+
+
+def without(rules: PatternMatcher, function: Callable[..., Any], count: int) -> PatternMatcher:
+    """The rules but for those that call a function, of which there are `count`."""
+    kept = [rule for rule in rules.patterns if rule[1] is not function]
+    if len(rules.patterns) - len(kept) != count:
+        raise ImportError(f"this tinygrad has other rules with {function.__name__}")
+    return PatternMatcher(kept)
+
+
+# tinygrad's algebra in three strengths.
+symbolic_simple: PatternMatcher = algebra.symbolic_simple + sealed_of_nothing
+symbolic: PatternMatcher = algebra.symbolic + sealed_of_nothing
+sym: PatternMatcher = algebra.sym + sealed_of_nothing
+
+# Half types are storage: everything is computed in float32, conversions from double go through it.
+native_half_casts: PatternMatcher = create_non_native_float_pats(HALVES)
+half_casts: PatternMatcher = native_half_casts + pm_manual_bf16_cast
+
+# Two rules make the other side of a WHERE the value that a gated load has outside its gate, also
+# where the load's type cannot hold it.
+move_gates = without(pm_move_gates_from_index, move_where_load, 2)
+
+
+def _simpler_index(buf: UOp, x: UOp, cond: UOp, i: UOp) -> UOp | None:  # noqa: ARG001
+    """What the gate says of the index. Not of a loop's result: the loop would be there twice."""
+    looped = x.op_in_backward_slice_with_self(Ops.END)
+    return None if looped else simplify_valid_load(buf, x, cond)
+
+
+simpler_indices = PatternMatcher(
+    [(UPat(Ops.INDEX, src=(UPat.var("buf"), algebra.invalid_gate)), _simpler_index)]
+)
