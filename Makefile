@@ -49,7 +49,8 @@ fuzz: core
 
 # The same with everything compiled, three runs of each program: make fuzz-compiled N=2000 JOBS=16
 fuzz-compiled: core
-	TORCH_TINY_ENGINE=uop TORCH_TINY_CACHE= $(ONE_THREAD) $(BIN)/python -m tests.programs \
+	TORCH_TINY_ENGINE=uop TORCH_TINY_CACHE= TORCH_TINY_TEST_STRICT=1 $(ONE_THREAD) \
+		$(BIN)/python -m tests.programs \
 		--count $(N) --seed $(SEED) --jobs $(JOBS)
 
 # make soak MINUTES=60 SEED=0

@@ -16,6 +16,7 @@ from programs import (
     run,
     seeded,
 )
+from programs.rounding import hangs_on_rounding
 from util import ORACLE, PORTABLE
 
 
@@ -96,3 +97,23 @@ def test_seeded_tensors_repeat() -> None:
     import torch
 
     assert seeded(3, (4,), torch.bfloat16).equal(seeded(3, (4,), torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    "question, hangs",
+    [
+        ("(t1.softmax(1) * 1e17).long().sum().item()", True),
+        ("(t0 / 3).sum(1).view(torch.int64).sum().item()", True),
+        ("(t1.softmax(1) * 3).long().sum().item()", False),
+        ("(t0 * t1).sum().item() == 2", False),
+        ("(t0 / 3).view(torch.int64).sum().item()", False),
+    ],
+)
+def test_what_hangs_on_rounding_is_told_apart(question: str, hangs: bool) -> None:
+    """What is exact, or does not matter, must never be taken for a rounding."""
+    program = [
+        "t0 = seeded(1, (4, 50), torch.float64).to(device)",
+        "t1 = seeded(2, (4, 50), torch.float64).to(device)",
+        f"r = {question}",
+    ]
+    assert hangs_on_rounding(program, DifferenceError(program[-1])) == hangs

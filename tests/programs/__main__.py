@@ -1,7 +1,9 @@
 """The command: any number of programs, in forked processes, so that a crash costs one program.
 
 With TORCH_TINY_ENGINE=uop everything is compiled; a program then has to run three times, since a
-first call is not recorded. Operators that no_lowering.py names are left to PyTorch's kernels.
+first call is not recorded. Operators that no_lowering.py names are left to PyTorch's kernels. There
+a difference that the oracle shows to itself, once what it rounds is rounded anew, is told and
+counted apart (rounding.py).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import torch
 from util import COMPILED
 
 from . import DifferenceError, NotAProgramError, as_test, differs, generate, reduce, run
+from .rounding import hangs_on_rounding
 
 Say = Callable[[str, str], None]
 BATCH = 1000
@@ -40,14 +43,15 @@ def main() -> int:
     args = parser.parse_args()
     if args.jobs > 1:
         return share_out(args)
-    started, seed, end, failures = time.time(), args.seed, args.seed + args.count, 0
+    started, seed, end, failures, roundings = time.time(), args.seed, args.seed + args.count, 0, 0
     while seed < end and failures < args.keep_going:
-        seed, found = fuzz_in_child(seed, min(seed + BATCH, end), args.times)
+        seed, found, is_rounding = fuzz_in_child(seed, min(seed + BATCH, end), args.times)
         if found is not None:
-            failures += 1
-            print(found, flush=True)
-        spent = time.time() - started
-        print(f"{seed - args.seed} programs, {failures} differences, {spent:.0f} s", flush=True)
+            failures += not is_rounding
+            roundings += is_rounding
+            print("# hangs on rounding\n" * is_rounding + found, flush=True)
+        told = f"{seed - args.seed} programs, {failures} differences, {roundings} roundings"
+        print(f"{told}, {time.time() - started:.0f} s", flush=True)
     return 1 if failures else 0
 
 
@@ -64,24 +68,30 @@ def share_out(args: argparse.Namespace) -> int:
     return max(part.wait() for part in parts)
 
 
-def fuzz_in_child(seed: int, end: int, times: int) -> tuple[int, str | None]:
-    """Run programs until one differs; returns the next seed, and the difference as a test."""
-    last, lines, test = seed, [], None
+def fuzz_in_child(seed: int, end: int, times: int) -> tuple[int, str | None, bool]:
+    """Run programs until one differs; returns the next seed, the difference as a test, and whether
+    it hangs on rounding."""
+    last, lines, test, is_rounding = seed, [], None, False
 
     def work(say: Say) -> None:
         for number in range(seed, end):
             say("seed", str(number))
             lines, difference = generate(random.Random(number), say=say, times=times)
             if difference:
-                say("test", as_smallest_test(number, lines, difference, times))
+                lines, difference = smallest(lines, difference, times)
+                if COMPILED and hangs_on_rounding(lines, difference):
+                    say("rounding", "")
+                say("test", as_test(f"seed_{number}", lines, difference))
                 return
 
     def hear(word: str, value: str) -> None:
-        nonlocal last, lines, test
+        nonlocal last, lines, test, is_rounding
         if word == "seed":
             last, lines = int(value), []
         elif word == "line":
             lines.append(value)
+        elif word == "rounding":
+            is_rounding = True
         else:
             test = value
 
@@ -90,10 +100,12 @@ def fuzz_in_child(seed: int, end: int, times: int) -> tuple[int, str | None]:
         crash = partial(crashes, times=times)
         smaller = reduce(lines, crash) if crash(lines) else lines
         test = as_test(f"seed_{last}", smaller, f"the process ended with status {status}")
-    return last + 1, test
+    return last + 1, test, is_rounding
 
 
-def as_smallest_test(number: int, lines: list[str], difference: DifferenceError, times: int) -> str:
+def smallest(
+    lines: list[str], difference: DifferenceError, times: int
+) -> tuple[list[str], DifferenceError]:
     lines = reduce(lines, partial(differs, times=times))
     try:
         run(lines, times=times)
@@ -101,7 +113,7 @@ def as_smallest_test(number: int, lines: list[str], difference: DifferenceError,
         difference = smaller
     except NotAProgramError:  # it differs in some runs only
         pass
-    return as_test(f"seed_{number}", lines, difference)
+    return lines, difference
 
 
 def crashes(lines: list[str], times: int) -> bool:

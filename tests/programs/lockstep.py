@@ -57,12 +57,12 @@ class LockStep:
         code = compile(line, "<program>", "exec")
         self.saw_gradients |= "grad(" in line or "backward" in line
         self.oracle["r"] = self.dev["r"] = None
-        expected, got = self.expect(line, code), attempt(code, self.dev)
+        expected, got = self.expect(line, code), self.act(code)
         if isinstance(expected, NameError):
             raise NotAProgramError(line)
         if got and self._is_late(got):
             self.pending.clear()  # the first error of a run stands for those after it
-            got = attempt(code, self.dev)  # what a late error interrupts has not run
+            got = self.act(code)  # what a late error interrupts has not run
         if expected and not got:
             self.pending.append(expected)
             self.errors_were_late = True
@@ -72,17 +72,21 @@ class LockStep:
         self._forget_what_has_no_value(line)
         self._compare(line, metadata)
         if line.startswith(("r = ", "synchronize()")) and not expected:
-            same_value("r", self.oracle["r"], self.dev["r"])
+            same_value(line, self.oracle["r"], self.dev["r"])
             self.finish()
 
     def expect(self, _: str, code: Any) -> Exception | None:
         """Run a statement on the oracle."""
         return attempt(code, self.oracle)
 
+    def act(self, code: Any) -> Exception | None:
+        """Run a statement on the device."""
+        return attempt(code, self.dev)
+
     def finish(self) -> None:
         """By now an error has been raised, and every tensor is as on the oracle."""
         if self.pending:
-            error = attempt(compile("synchronize()", "<program>", "exec"), self.dev)
+            error = self.act(compile("synchronize()", "<program>", "exec"))
             if not (error and self._is_late(error)):
                 lost = describe(self.pending[0])
                 raise DifferenceError(f"lost: {lost}\ndevice: {describe(error)}")
@@ -254,7 +258,7 @@ def values(name: str, c: torch.Tensor, d: torch.Tensor, _: bool) -> None:
         )
 
 
-def same_value(name: str, c: Any, d: Any) -> None:
+def same_value(line: str, c: Any, d: Any) -> None:
     try:
         if isinstance(c, (str, bool, type(None))):
             if c != d:
@@ -263,4 +267,4 @@ def same_value(name: str, c: Any, d: Any) -> None:
             wanted, found = torch.as_tensor(c).cpu(), torch.as_tensor(d).cpu()
             torch.testing.assert_close(found, wanted, equal_nan=True)
     except AssertionError as error:
-        raise DifferenceError(f"{name}: {error}\noracle {c}\ndevice {d}") from None
+        raise DifferenceError(f"{line}\n{error}\noracle {c}\ndevice {d}") from None

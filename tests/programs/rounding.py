@@ -1,0 +1,124 @@
+"""Whether a program's answer hangs on the last digit of something that was rounded.
+
+The oracle plays against itself, with each inexact result rounded anew: to anything between it and
+what float64 says, and one unit beyond. Where it differs from itself in the same statement, no
+device can be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from util import ORACLE
+
+from .lockstep import DifferenceError, LockStep, NotAProgramError
+
+TRIES = 24
+# What IEEE defines to the last digit, or what only moves numbers.
+_EXACT = {"add", "sub", "mul", "div", "sqrt", "reciprocal", "neg", "copy", "_to_copy", "clone"}
+_ABOVE = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.float64: torch.float32,
+    torch.complex128: torch.complex64,
+}
+"""In which type to see whether a result is exact: for float64 whether half the digits will do."""
+
+
+def hangs_on_rounding(lines: Sequence[str], difference: DifferenceError) -> bool:
+    """Whether the oracle differs from itself in the statement in which the device did."""
+    statement = str(difference).partition("\n")[0]
+    for seed in range(TRIES):
+        step = _AgainstItself(seed)
+        try:
+            for line in lines:
+                step.do(line)
+            step.finish()
+        except DifferenceError as own:
+            if str(own).partition("\n")[0] == statement:
+                return True
+        except NotAProgramError:
+            return False
+        finally:
+            step.close()
+    return False
+
+
+class _AgainstItself(LockStep):
+    def __init__(self, seed: int) -> None:
+        self._anew = _RoundedAnew(seed)
+        self._draws = torch.get_rng_state()
+        super().__init__(ORACLE)
+
+    def act(self, code: Any) -> Exception | None:
+        """With random numbers of its own: each side draws the same ones."""
+        others = torch.get_rng_state()
+        torch.set_rng_state(self._draws)
+        with self._anew:
+            error = super().act(code)
+        self._draws = torch.get_rng_state()
+        torch.set_rng_state(others)
+        return error
+
+
+class _RoundedAnew(TorchDispatchMode):
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        exact = self._exactly(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if exact is not None:
+            for mine, better in zip(_tensors(result), _tensors(exact), strict=False):
+                if mine.dtype in _ABOVE and mine.shape == better.shape:
+                    self._round(mine, better)
+        return result
+
+    def _exactly(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The same in another type; None where nothing is rounded."""
+        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        floats = [t for t in _tensors((args, kwargs)) if t.dtype in _ABOVE]
+        is_simple = name in _EXACT and not any(t.is_complex() for t in floats)
+        if not floats or func.is_view or is_simple:
+            return None
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return None
+        try:
+            given, named = pytree.tree_map(_above, (args, kwargs))
+            return func(*given, **named)
+        except Exception:  # not in that type
+            return None
+
+    def _round(self, mine: torch.Tensor, exact: torch.Tensor) -> None:
+        exact = exact.to(mine.dtype if mine.dtype.itemsize > exact.dtype.itemsize else exact.dtype)
+        now = mine.to(exact.dtype)
+        if mine.dtype in (torch.float64, torch.complex128):
+            is_rounded, other = now != exact, now
+        else:
+            is_rounded, other = now != exact, exact
+        share = torch.rand(mine.shape, generator=self._generator, dtype=torch.float64)
+        units = torch.randint(-1, 2, mine.shape, generator=self._generator)
+        anew = now + (other - now) * share
+        anew = anew + anew * units * torch.finfo(mine.dtype).eps
+        usable = is_rounded & now.isfinite() & exact.isfinite()
+        mine.copy_(torch.where(usable, anew, now))
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _above(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().to(_ABOVE.get(leaf.dtype, leaf.dtype), copy=True)
+    return _ABOVE.get(leaf, leaf) if isinstance(leaf, torch.dtype) else leaf
