@@ -79,7 +79,7 @@ def measured(name: str) -> dict[str, Any]:
     assert engine is not None
     theirs(), ours()
     begin = changed = time.monotonic()
-    seen, cpu = None, 0.0
+    seen, cpu = None, dict[int, float]()
     turns: list[tuple[float, float, float, bool]] = []
     while (now := time.monotonic()) - begin < MOST_SECONDS and now - changed < STEADY_SECONDS:
         busy = bool(engine.counts.waiting)
@@ -88,13 +88,13 @@ def measured(name: str) -> dict[str, Any]:
         state = (engine.counts.compiles, engine.counts.failures, _undecided(_C))
         if state != seen or busy:
             seen, changed = state, now
-        cpu = max(cpu, _cpu_seconds(engine._worker.pid))
+        cpu |= {pid: _cpu_seconds(pid) or cpu.get(pid, 0.0) for pid in engine.workers.pids}
     until = changed - begin
     after = [turn for turn in turns if turn[0] > until]
     beside = [other for _, _, other, busy in turns if busy]
     alone = statistics.median(other for _, _, other, _ in after)
     return {
-        "CPU s": cpu,
+        "CPU s": sum(cpu.values()),
         "until": until,
         "plans": engine.counts.compiles,
         "failed": engine.counts.failures,
@@ -137,10 +137,8 @@ def _undecided(core: Any) -> int:
     return sum(not region["engine"] for plan in core.plans(0) for region in plan["regions"])
 
 
-def _cpu_seconds(pid: int | None) -> float:
-    """Of the worker and what it has waited for."""
-    if pid is None:
-        return 0.0
+def _cpu_seconds(pid: int) -> float:
+    """Of a worker and what it has waited for."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except FileNotFoundError:

@@ -221,8 +221,8 @@ import os, signal
 x = torch.arange(1000.0, device="tiny")
 def first():
     assert (x + 1).sum().item() == 500500
-step_until(lambda: service.engine._workers._all[0].pid is not None, first)
-os.kill(service.engine._workers._all[0].pid, signal.SIGKILL)
+step_until(lambda: service.engine.workers._all[0].pid is not None, first)
+os.kill(service.engine.workers._all[0].pid, signal.SIGKILL)
 step_until(lambda: service.engine.counts.failures == 1, first)
 def second():
     assert (x * 2).sum().item() == 999000
@@ -236,7 +236,7 @@ step_until(lambda: service.engine.counts.compiles == 1 and settled(), second)
 def test_several_workers_compile_at_a_time(cache: Path) -> None:
     auto(
         """
-workers = service.engine._workers._all
+workers = service.engine.workers._all
 assert len(workers) == 3
 sizes = range(1000, 1006)
 def step():

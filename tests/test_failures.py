@@ -155,7 +155,7 @@ def test_a_compile_under_way_is_reported_but_not_in_a_forked_child() -> None:
             asked.set()
             answered.wait(60)
             return Made(Plan([], [], {}, []), {})
-        service.engine._workers.compile = compile
+        service.engine.workers.compile = compile
         x = torch.ones(9, device="tiny")
         for _ in range(4):
             x.sin().cpu()

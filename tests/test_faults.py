@@ -131,12 +131,12 @@ gcc, real = Path({str(tmp_path / "bin" / "gcc")!r}), Path({str(tmp_path / "bin" 
 gcc.rename(real)
 compiled(50)  # starting the worker takes its time
 real.rename(gcc)
-service.engine._workers._all[0].seconds = 10
+service.engine.workers._all[0].seconds = 10
 assert "no answer within 10 s" in failed(100), service.engine.counts
 hanging = int(Path({str(tmp_path / "pid")!r}).read_text())
 process = Path(f"/proc/{{hanging}}/stat")
 assert not process.exists() or ") Z" in process.read_text()
-service.engine._workers._all[0].seconds = 300
+service.engine.workers._all[0].seconds = 300
 gcc.unlink()
 compiled(200)
 """,
@@ -164,7 +164,7 @@ def test_nothing_outlives_the_program(ending: str, tmp_path: Path, cache: Path) 
     program = f"""
 step_until(Path({str(tmp_path / "pid")!r}).exists, Hot(100))
 {child if ending == "killed" else ""}
-print(service.engine._workers._all[0].pid, {"child" if ending == "killed" else 0}, flush=True)
+print(service.engine.workers._all[0].pid, {"child" if ending == "killed" else 0}, flush=True)
 {ENDINGS[ending]}
 """
     settings = {"TORCH_TINY_ENGINE": "auto", "TORCH_TINY_CACHE": str(cache), "PATH": path}

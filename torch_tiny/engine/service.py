@@ -68,7 +68,7 @@ class Engine:
         self.settings = settings
         self.counts = Counts()
         self._files = None if settings.cache is None else PlanFiles(settings.cache)
-        self._workers = self._new_workers()
+        self.workers = self._new_workers()
         self._undecided: dict[tuple[int, str], bool] = {}
         """Regions of devices, by their keys; whether their code is refined."""
         self._hot: dict[tuple[int, int], tuple[str, list[str], Plan]] = {}
@@ -110,8 +110,8 @@ class Engine:
 
     def _restart(self) -> None:
         """In a forked child: threads stay behind, the worker is the parent's."""
-        self._workers.leave()
-        self._workers = self._new_workers()
+        self.workers.leave()
+        self.workers = self._new_workers()
         self._lock = threading.Lock()
         self._undecided.clear()
         self._hot.clear()
@@ -147,7 +147,7 @@ class Engine:
     def stop(self) -> None:
         """End the workers and their threads, and keep what was decided."""
         self._ends.set()
-        self._workers.stop()
+        self.workers.stop()
         _C.wake()
         for thread in self._threads:
             thread.join(2 * _POLL)
@@ -220,7 +220,7 @@ class Engine:
         thread = threading.get_ident()
         self.counts.begun[thread] = time.monotonic()
         try:
-            made = self._workers.compile(job)
+            made = self.workers.compile(job)
             self.counts.regions += made.fresh
         finally:
             with self._lock:

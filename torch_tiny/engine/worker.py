@@ -147,6 +147,11 @@ class Workers:
         for worker in reversed(self._all):
             self._free.put(worker)
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that there are."""
+        return [worker.pid for worker in self._all if worker.pid is not None]
+
     def compile(self, job: Job) -> Made:
         """Raises WorkerError."""
         worker = self._free.get()
