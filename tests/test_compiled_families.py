@@ -345,3 +345,85 @@ def test_pooling_tells_where_the_last_nan_is(window: tuple[int, int, int, int]) 
         return list(found)
 
     compiled(program)
+
+
+DEFAULTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "quotient": lambda x: x / 3,
+    "root": lambda x: x.sqrt(),
+    "product": lambda x: [x * 1.1, x * (1.1 + 0.3j), (x > 3) * 0.7],
+    "comparison": lambda x: [x > 16777216.5, torch.where(x > 3, x, 0.1), x.clamp(min=1.3)],
+    "mean": lambda x: [(x * 0.1).mean(), (x / 7).std(), x.float() * 0.1, x.double() * 0.1],
+    "creation": lambda x: [
+        torch.arange(0, 1, 0.1, device=x.device) + x[:10],
+        torch.full((3,), 0.1, device=x.device) * 3,
+        torch.linspace(0, 1, 7, device=x.device) + torch.ones(7, device=x.device),
+    ],
+}
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_default_type_is_that_of_the_recording(name: str, default: torch.dtype) -> None:
+    def program(device: str) -> Any:
+        return DEFAULTS[name](torch.arange(16777200, 16777232, device=device))
+
+    torch.set_default_dtype(default)
+    try:
+        compiled(program)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_of_several_nans_the_last_is_the_greatest(k: int) -> None:
+    def program(device: str) -> list[torch.Tensor]:
+        x = numbers(2, 3, *[6] * k).to(device)
+        x[(..., *[0] * k)] = x[(..., *[1] * k)] = torch.nan
+        x.requires_grad_()
+        results = [
+            getattr(F, f"adaptive_max_pool{k}d")(x, 2, return_indices=True),
+            getattr(F, f"max_pool{k}d")(x, 3, return_indices=True),
+        ]
+        if k > 1:
+            samples = torch.full((2, 3, k), 0.3, device=device)
+            fractional = getattr(F, f"fractional_max_pool{k}d_with_indices")
+            results.append(fractional(x, 2, 3, _random_samples=samples))
+        found = [tensor for pair in results for tensor in pair]
+        found.append(torch.autograd.grad(sum(v.sum() for v, _ in results), x)[0])
+        return found
+
+    compiled(program)
+
+
+REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor, torch.Tensor]] = {
+    "binary_cross_entropy": (
+        lambda p: F.binary_cross_entropy(p, torch.ones_like(p)),
+        torch.tensor([0.5, 0.25]),
+        torch.tensor([0.5, torch.nan]),
+    ),
+    "histc": (
+        lambda x: torch.histc(x, 4),
+        torch.tensor([1.0, 2.0, 5.0]),
+        torch.tensor([1.0, torch.inf, 5.0]),
+    ),
+    "embedding_bag": (
+        lambda offsets: F.embedding_bag(
+            torch.arange(4, device=offsets.device), torch.ones(9, 2, device=offsets.device), offsets
+        ),
+        torch.tensor([0, 2]),
+        torch.tensor([0, 7]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_data_raises_after_good_data_was_compiled(name: str) -> None:
+    function, good, bad = REFUSED[name]
+    for _ in range(3):
+        function(good.to(DEVICE)).cpu()
+    with pytest.raises(RuntimeError) as wanted:
+        function(bad)
+    with pytest.raises(RuntimeError) as found:
+        function(bad.to(DEVICE)).cpu()
+    assert str(wanted.value).splitlines()[0] in str(found.value)
+    torch.testing.assert_close(function(good.to(DEVICE)).cpu(), function(good))

@@ -130,7 +130,7 @@ def test_the_next_process_compiles_nothing(cache: Path) -> None:
         TRAINING
         + """
 step, losses = make("tiny")
-step_until(lambda: settled() and not service.engine._undecided, step)
+step_until(settled, step)
 print(service.engine.counts.compiles, service.engine.counts.cache_hits)
 """
     )
@@ -543,3 +543,112 @@ assert service.engine.counts.regions >= 30, service.engine.counts
 """
     )
     auto(program, cache)
+
+
+def test_a_turn_that_raises_does_not_decide(cache: Path) -> None:
+    """It may end at its first call, and would be the fastest of all."""
+    auto(
+        """
+table = torch.randn(2000, 32, device="tiny")
+good = torch.randint(2000, (20000,), device="tiny")
+bad = good.clone()
+bad[7] = 2000
+def step(index=good):
+    y = table[index]
+    for _ in range(10):
+        y = y * 1.01 + 0.5
+    return y.sum().item()
+def region():
+    return [r for p in _C.plans(0) for r in p["regions"]]
+step_until(lambda: region() and service.engine.counts.waiting == 0, step)
+while not region()[0]["engine"]:
+    try:
+        step(bad)
+    except IndexError:
+        pass
+    step()
+assert region()[0]["engine"] == "uop", region()
+""",
+        cache,
+    )
+
+
+def test_the_choice_is_one_for_each_number_of_threads(cache: Path) -> None:
+    program = """
+x = torch.randn(256, 1024, device="tiny")
+step = lambda: (x * 1.5 + 2).tanh().sum(1).cpu()
+chosen = lambda: {r["threads"]: r["engine"] for p in _C.plans(0) for r in p["regions"]}
+for threads in (1, 2):
+    torch.set_num_threads(threads)
+    step()
+    step_until(lambda: settled() and list(chosen()) == [threads], step)
+"""
+    auto(program, cache)
+    auto(
+        """
+x = torch.randn(256, 1024, device="tiny")
+step = lambda: (x * 1.5 + 2).tanh().sum(1).cpu()
+step_until(lambda: service.engine.counts.cache_hits == 1, step)
+for threads in (1, 2):
+    torch.set_num_threads(threads)
+    step()
+    assert all(r["engine"] for p in _C.plans(0) for r in p["regions"]), _C.plans(0)
+""",
+        cache,
+    )
+
+
+def test_memory_that_elements_share_is_written_as_by_the_cpu(cache: Path) -> None:
+    """PyTorch's kernels write shared elements one after the other, and so they stay PyTorch's."""
+    auto(
+        """
+def program(device):
+    x = torch.arange(12.0, device=device)
+    x = x * 2 + 1
+    x.unfold(0, 4, 2).mul_(2)
+    x.as_strided((3, 3), (1, 2)).add_(1)
+    return x.sin()
+done = lambda: service.engine.counts.compiles and settled()
+wanted = program("cpu")
+def step():
+    torch.testing.assert_close(program("tiny").cpu(), wanted)
+step_until(done, step)
+for _ in range(50):
+    step()
+""",
+        cache,
+    )
+
+
+def test_many_traces_do_not_keep_a_later_one_from_being_refined(cache: Path) -> None:
+    auto(
+        """
+import time
+service._MOST_HOT = 4
+x = torch.randn(64, 64, device="tiny")
+for n in range(1, 8):
+    small = torch.randn(n, device="tiny")
+    step_until(lambda: service.engine.counts.compiles == n and settled(),
+               lambda: (small * 2).exp().cpu())
+wide = torch.randn(512, 512, device="tiny")
+step = lambda: (wide - wide.amax(1, keepdim=True)).exp().sum(1).cpu()
+step_until(lambda: service.engine.counts.compiles == 8 and settled(), step)
+key = next(p["regions"][0]["code"] for p in _C.plans(0) if p["calls"] > 2)
+step_until(lambda: key in service.engine._refined, step)
+""",
+        cache,
+    )
+
+
+def test_more_code_than_can_be_loaded_is_told(cache: Path) -> None:
+    auto(
+        """
+_C.set_kept(1024, 16384, 1)
+x = torch.randn(64, device="tiny")
+step_until(lambda: service.engine.counts.compiles == 1, lambda: (x * 2).exp().cpu())
+step_until(lambda: service.engine.counts.failures == 1, lambda: (x * 3).sin().tanh().cpu())
+assert "no more can be" in service.engine.counts.last_failure
+""",
+        cache,
+        provokes="compile",
+    )

@@ -344,7 +344,7 @@ def test_a_cache_that_can_only_be_read_is_used(
     monkeypatch.setattr(os, "utime", read_only)
     assert files.load("key") == (EMPTY, {})
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", read_only)
-    assert "Read-only file system" in files.decide("region", 1, "uop", False)
+    assert "Read-only file system" in files.decide("region", {"1": "uop"}, False)
 
 
 def test_a_plan_is_there_with_all_its_regions(cache: Path) -> None:
@@ -357,11 +357,13 @@ def test_a_plan_is_there_with_all_its_regions(cache: Path) -> None:
     plan = Plan([[-1, 0, []]], places, {}, [])
     assert files.store("key", plan) == files.store_code("one", *CODE) == ""
     assert files.load("key") is None
-    assert files.decide("two", 1, "uop", False) == ""  # another process has dropped it
+    assert files.decide("two", {"1": "uop"}, False) == ""  # another process has dropped it
     assert files.store_code("two", *CODE) == ""
     assert files.load("key") == (plan, {"one": CODE, "two": CODE})
-    assert files.decide("two", 1, "uop", False) == files.decide("two", 2, "aten", False) == ""
-    assert files.decide("two", 1, "aten", True) == ""  # of other code
+    assert (
+        files.decide("two", {"1": "uop"}, False) == files.decide("two", {"2": "aten"}, False) == ""
+    )
+    assert files.decide("two", {"1": "aten"}, True) == ""  # of other code
     loaded = files.load("key")
     assert loaded is not None
     assert loaded[1]["two"][0].engines == {"1": "uop", "2": "aten"}

@@ -102,6 +102,7 @@ from torch_tiny.uops import (
     rules,
     sink_of,
 )
+from torch_tiny.uops import rules as our_rules
 from torch_tiny.uops.passes import Hooks, lower_kernel, passes
 from torch_tiny.uops.rules import half_casts, without
 from torch_tiny.uops.scheduling import flatten_kernel, schedule
@@ -610,3 +611,12 @@ def imported(node: ast.AST) -> Iterator[str]:
         yield from (name.name for name in node.names)
     for child in ast.iter_child_nodes(node):
         yield from imported(child)
+
+
+def test_the_rule_of_stacks_leaves_sealed_operators_alone() -> None:
+    """tinygrad's own would lose their name."""
+    x, y = X.index(UOp.const(0)), Y.index(UOp.const(1))
+    pair = (UOp.stack(x, x), UOp.stack(y, y))
+    ours = sealed("sub", F32, pair)
+    assert graph_rewrite(ours, our_rules.sym) is ours
+    assert graph_rewrite(pair[0] + pair[1], our_rules.sym).op is Ops.STACK

@@ -142,7 +142,7 @@ def memory_limit_of_groups(groups: str, root: str, /) -> int:
 def set_limits(calls: int, bytes: int, /) -> None:  # noqa: A002
     """Limits of one trace: recorded calls and bytes pending."""
 
-def set_kept(plans: int, signatures: int, /) -> None:
+def set_kept(plans: int, signatures: int, codes: int, /) -> None:
     """How many a device keeps, at most: for tests."""
 
 def in_bad_fork() -> bool:

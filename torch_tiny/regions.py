@@ -70,18 +70,17 @@ def _home(groups: list[Group], before: set[int], kind: Hashable) -> int | None:
 
     A call may join a region unless something else that it needs depends on that region.
     """
+
+    def has_room(number: int) -> bool:
+        one = groups[number]
+        return one.is_region and one.kind == kind and len(one.calls) < MOST_CALLS
+
+    for number in filter(has_room, sorted(before, reverse=True)):
+        if number not in _upstream(groups, before - {number}):
+            return number
     reach = _upstream(groups, before)
     others = (number for number in range(len(groups) - 1, -1, -1) if number not in reach)
-    needed = (
-        number
-        for number in sorted(before, reverse=True)
-        if number not in _upstream(groups, before - {number})
-    )
-    for number in (*needed, *others):
-        one = groups[number]
-        if one.is_region and one.kind == kind and len(one.calls) < MOST_CALLS:
-            return number
-    return None
+    return next(filter(has_room, others), None)
 
 
 def _upstream(groups: list[Group], start: set[int]) -> set[int]:

@@ -52,6 +52,10 @@ class Region:
     """Numbers that are inputs of the kernels, so that a new one needs no new code."""
     engine: str
     """Which one was kept: "uop" or "aten"; "" while both are being timed."""
+    threads: int
+    """Of the last run, that `engine` is for; 0 on a GPU, -1 before the first run."""
+    engines: dict[str, str]
+    """All that was chosen, by numbers of threads."""
     seconds_aten: float
     seconds_uop: float
 

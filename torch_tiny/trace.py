@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch_tiny import scalar_types as types
@@ -88,6 +88,8 @@ class Call:
     """Tensors among the arguments that the call writes, in order."""
     written_unknown: set[int] = field(default_factory=set)
     """Slots of those that no lowering can take."""
+    default: types.dtype = types.float32
+    """PyTorch's default type when it was recorded."""
 
     @property
     def tensors(self) -> Iterator[Tensor]:
@@ -132,7 +134,7 @@ class Call:
         """The call on the i-th items of its lists."""
         args = [arg[i : i + 1] if isinstance(arg, list) else arg for arg in self.args]
         results, written = self.results[i :: self.length], self.written[i :: self.length]
-        return Call(self.number, self.op, args, results, written)
+        return replace(self, args=args, results=results, written=written)
 
 
 @dataclass
@@ -163,7 +165,7 @@ def _call(number: int, given: dict[str, Any]) -> Call:
     schema = schema_of(given["op"])
     args = [_argument(arg) for arg in given["args"]]
     results = [_result(result, given["fresh"] + i) for i, result in enumerate(given["results"])]
-    call = Call(number, given["op"], args, results)
+    call = Call(number, given["op"], args, results, default=DTYPES[given.get("default", "Float")])
     if schema is None:
         call.args = [*args, UNKNOWN]
         call.written_unknown = _slots(args)

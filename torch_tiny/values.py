@@ -17,7 +17,7 @@ from torch_tiny.lower.shapes import DTYPES
 from torch_tiny.trace import Call, Tensor, Trace, Value
 from torch_tiny.uops import DType, Ops, UOp, buffer_param, compiling, folded
 from torch_tiny.uops.wrapping import seal_integers
-from torch_tiny.views import ViewSpec, read, write
+from torch_tiny.views import read, write
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,15 @@ def values(trace: Trace, calls: list[Call], needed_after: set[int]) -> Values:
         return _Evaluation(trace, calls).run(needed_after)
 
 
+class CallError(Exception):
+    """Which call could not be lowered, after those before it."""
+
+    def __init__(self, call: Call, error: Exception) -> None:
+        super().__init__(str(error))
+        self.call = call
+        self.error = error
+
+
 class _Evaluation:
     """Runs the calls of a region on UOps: each storage has a current value."""
 
@@ -76,7 +85,12 @@ class _Evaluation:
         conditions: list[UOp] = []
         guarded: list[Call] = []
         for call in self._calls:
-            from_data = [one for one in self._apply(call) if not _is_true(one)]
+            try:
+                from_data = [one for one in self._apply(call) if not _is_true(one)]
+            except (MemoryError, OSError):  # no fault of the call's
+                raise
+            except Exception as error:
+                raise CallError(call, error) from error
             conditions += from_data
             guarded += [call] if from_data else []
         outputs: dict[int, UOp] = {}
@@ -101,13 +115,13 @@ class _Evaluation:
         first = call.args[0] if call.args else None
         layout = first.spec if isinstance(first, Tensor) else None
         args = [self._argument(call, arg) for arg in call.args]
-        results, conditions = lower(call.op, args, {}, layout)
+        results, conditions = lower(call.op, args, {}, layout, DTYPES[call.default])
         targets = [*call.results, *call.written]
         if len(results) != len(targets):
             raise NoLowering(f"{len(results)} results for {len(targets)} tensors", call.op)
         for target, value in zip(targets, results, strict=True):
             if isinstance(target, Tensor) and value is not None:
-                if _repeats(target.spec) and not _is_one_number(value):
+                if target.spec.overlaps() and not _is_one_number(value):
                     raise NoLowering("a write to memory that elements share", call.op)
                 self._write(target, value)
         return conditions
@@ -198,11 +212,6 @@ def _is_one_number(value: UOp | Complex) -> bool:
     while value.op in (Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.CAST):
         value = value.src[0]
     return value.op is Ops.CONST
-
-
-def _repeats(spec: ViewSpec) -> bool:
-    """Whether elements are the same memory; PyTorch's kernels write them one after the other."""
-    return any(n > 1 and stride == 0 for n, stride in zip(spec.shape, spec.strides, strict=True))
 
 
 def _is_true(condition: UOp) -> bool:

@@ -26,6 +26,27 @@ class ViewSpec:
         sized = zip(self.shape, self.strides, plain, strict=True)
         return 0 in self.shape or all(s == expected for n, s, expected in sized if n > 1)
 
+    def overlaps(self) -> bool:
+        """Whether elements share memory; or may, where it is long to find out."""
+        if any(n > 1 and stride == 0 for n, stride in zip(self.shape, self.strides, strict=True)):
+            return 0 not in self.shape
+        if 0 in self.shape or _moves(self._reach(), self) is not None:
+            return False
+        if math.prod(self.shape) > _MOST_COUNTED:
+            return True
+        places = {0}
+        for n, stride in zip(self.shape, self.strides, strict=True):
+            places = {place + i * stride for place in places for i in range(n)}
+        return len(places) < math.prod(self.shape)
+
+    def _reach(self) -> int:
+        """How long a buffer it needs."""
+        steps = zip(self.shape, self.strides, strict=True)
+        return self.offset + 1 + sum((n - 1) * stride for n, stride in steps)
+
+
+_MOST_COUNTED = 1 << 16
+
 
 def read(flat: UOp, spec: ViewSpec) -> UOp:
     """The value of a view over a flat buffer."""

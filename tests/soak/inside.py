@@ -17,7 +17,7 @@ WEIGHINGS = 6
 # How much more resident memory there may be at the end: than after a third of the time, when most
 # of what is made once has been made, and than after two thirds, since when nothing is new.
 _GROWTH = {1: 0.10, 2: 0.03}
-_KEPT = (128, 2048)  # plans and signatures of a device: what is kept is full after minutes
+_KEPT = (128, 2048, 8192)  # plans, signatures, codes: the first two are full after minutes
 _OF_ONE_COMPILE = 4  # its lock, the folder, a file there, and /proc, which is read to see it work
 
 

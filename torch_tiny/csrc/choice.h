@@ -5,6 +5,7 @@
 #include <bit>
 #include <chrono>
 #include <cstdint>
+#include <map>
 
 namespace tiny {
 
@@ -12,36 +13,53 @@ class Choice {
  public:
   enum class Engine : uint8_t { kAten, kUop };
 
-  Engine next() const {
+  // The way of this run, which has so many threads: the choice is one for each number of them.
+  Engine next(int threads) {
+    if (threads != threads_) {
+      begin(threads);
+    }
     // In an order without a period: code may stand in any number of places of a program.
     return decided_ ? best_ : std::popcount(turn_) % 2 == 0 ? Engine::kUop : Engine::kAten;
   }
-  bool decided() const {
-    return decided_;
-  }
-  // Runs `body` in this way, and takes note of the time if there is still something to choose.
+  // Runs `body` in this way, and takes note of the time if there is still something to choose and
+  // `body` says that it did all of its work.
   template <typename Body>
   void run(Engine engine, const Body& body) {
     if (decided_) {
-      return body();
+      body();
+      return;
     }
     const auto begin = std::chrono::steady_clock::now();
-    body();
-    add(engine, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    if (body()) {
+      add(engine, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
   }
-  void decide(Engine engine) {
-    best_ = engine;
-    decided_ = true;
+  void decide(int threads, Engine engine);
+
+  // Of the last run.
+  bool decided() const {
+    return decided_;
+  }
+  int threads() const {
+    return threads_;
+  }
+  // All that was decided, by numbers of threads.
+  const std::map<int, Engine>& known() const {
+    return known_;
   }
   double seconds(Engine engine) const {
     return shortest_[static_cast<size_t>(engine)];
   }
 
  private:
+  void begin(int threads);
   void add(Engine engine, double seconds);
 
   static constexpr unsigned kTurns = 14;  // seven each, and the first of each does not count
+  static constexpr int kNeverRun = -1;
 
+  std::map<int, Engine> known_;  // by numbers of threads
+  int threads_ = kNeverRun;
   unsigned turn_ = 0;
   bool decided_ = false;
   Engine best_ = Engine::kAten;

@@ -4,6 +4,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -41,6 +42,9 @@ struct RegionBuffer {
 
   bool operator==(const RegionBuffer&) const = default;
 };
+
+// How many codes a process keeps loaded: each takes three of the 65,530 mappings that it may have.
+inline std::atomic<size_t> most_codes{8192};
 
 // What a region runs, and what is known of its speed: shared by all regions that compute the same.
 struct Code {

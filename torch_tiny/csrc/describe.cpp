@@ -76,6 +76,12 @@ class CallWriter {
     write_.number(call_.first_fresh);
     write_.raw(",\"results\":");
     write_.list(signature_.results, [&](const Result& result) { this->result(result); });
+    const auto default_type = static_cast<c10::ScalarType>(signature_.words.back());
+    if (default_type != c10::kFloat) {
+      write_.raw(",\"default\":\"");
+      write_.raw(c10::toString(default_type));
+      write_.raw("\"");
+    }
     write_.raw("}");
   }
 

@@ -95,8 +95,9 @@ std::shared_ptr<Code> code_from(const py::dict& given, c10::DeviceIndex device) 
     code->copies.emplace_back(temporary, buffer);
     code->copy_bytes.push_back(bytes);
   }
-  if (const auto engine = given["engine"].cast<std::string>(); !engine.empty()) {
-    code->choice.decide(engine == "uop" ? Choice::Engine::kUop : Choice::Engine::kAten);
+  for (const auto& [threads, engine] : given["engines"].cast<std::map<std::string, std::string>>()) {
+    code->choice.decide(
+        std::stoi(threads), engine == "uop" ? Choice::Engine::kUop : Choice::Engine::kAten);
   }
   return code;
 }
@@ -110,6 +111,8 @@ class LoadedCodes {
   }
   void add(c10::DeviceIndex device, const std::string& key, const std::shared_ptr<Code>& code) {
     std::erase_if(codes_, [](const auto& item) { return item.second.expired(); });
+    TORCH_CHECK(
+        codes_.size() < most_codes, codes_.size(), " compiled regions are loaded, and no more can be");
     codes_[{device, key}] = code;
   }
 
@@ -190,7 +193,8 @@ struct RegionState {
   std::string name, key;
   size_t calls, kernels, numbers;
   bool decided;
-  Choice::Engine best;
+  std::map<int, Choice::Engine> known;
+  int threads;
   double aten, uop;
 };
 
@@ -214,7 +218,8 @@ py::list plans(c10::DeviceIndex device) {
                region.buffers.end(),
                [](const RegionBuffer& buffer) { return !buffer.is_slot; })),
            choice.decided(),
-           choice.next(),
+           choice.known(),
+           choice.threads(),
            choice.seconds(Choice::Engine::kAten),
            choice.seconds(Choice::Engine::kUop)});
     }
@@ -231,7 +236,15 @@ py::list plans(c10::DeviceIndex device) {
       state["calls"] = region.calls;
       state["kernels"] = region.kernels;
       state["scalars"] = region.numbers;
-      state["engine"] = !region.decided ? "" : region.best == Choice::Engine::kUop ? "uop" : "aten";
+      py::dict engines;
+      for (const auto& [threads, engine] : region.known) {
+        engines[py::str(std::to_string(threads))] =
+            engine == Choice::Engine::kUop ? "uop" : "aten";
+      }
+      state["engine"] = region.decided ? engines[py::str(std::to_string(region.threads))]
+                                       : py::object(py::str(""));
+      state["engines"] = engines;
+      state["threads"] = region.threads;
       state["seconds_aten"] = region.aten;
       state["seconds_uop"] = region.uop;
       states.append(state);

@@ -287,9 +287,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("empty_cache", &empty_cache);
   m.def("memory_limit_of_groups", &memory_limit_of_groups);
   m.def("set_limits", &set_limits);
-  m.def("set_kept", [](size_t plans, size_t signatures) {
+  m.def("set_kept", [](size_t plans, size_t signatures, size_t codes) {
     most_plans = plans;
     most_signatures = signatures;
+    most_codes = codes;
   });
   m.def("in_bad_fork", &in_bad_fork);
   bind_engine(m);

@@ -1,7 +1,6 @@
 #include "product.h"
 
 #include <ATen/Context.h>
-#include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
@@ -94,15 +93,11 @@ bool Product::may_choose() {
       context.userEnabledMkldnn();
 }
 
-Choice::Engine Product::next() {
+bool Product::may_generate() {
   if (runs_ < kRunsBefore && ++runs_ == kRunsBefore) {
     may_generate_ = generated.fetch_add(1) < kMostGenerated;
   }
-  if (may_generate_ && threads_ != at::get_num_threads()) {
-    threads_ = at::get_num_threads();
-    choice_ = {};
-  }
-  return choice_.next();
+  return may_generate_;
 }
 
 bool Product::multiply(c10::Stack& stack) const try {

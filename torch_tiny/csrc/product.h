@@ -1,6 +1,7 @@
 // Matrix products that two of PyTorch's libraries can compute.
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <ATen/core/stack.h>
 
 #include <memory>
@@ -24,26 +25,30 @@ class Product {
   // called in its place.
   template <typename Usual>
   bool run(c10::Stack& stack, const Usual& usual) {
-    const auto engine = next();
+    if (!may_generate()) {
+      usual();
+      return false;
+    }
+    const auto engine = choice_.next(at::get_num_threads());
     bool is_done = false;
     choice_.run(engine, [&] {
       is_done = engine == Choice::Engine::kUop && multiply(stack);
       if (!is_done) {
         usual();
       }
+      return true;
     });
     if (engine == Choice::Engine::kUop && !is_done) {
-      choice_.decide(Choice::Engine::kAten);
+      choice_.decide(choice_.threads(), Choice::Engine::kAten);
     }
     return is_done;
   }
 
  private:
-  Product(const Signature& signature, bool adds) : signature_(signature), adds_(adds) {
-    choice_.decide(Choice::Engine::kAten);  // until it has come again and again
-  }
+  Product(const Signature& signature, bool adds) : signature_(signature), adds_(adds) {}
 
-  Choice::Engine next();
+  // Whether it has come again and again, and there is room for its code.
+  bool may_generate();
   // False if it could not be done; the stack is as it was, then.
   bool multiply(c10::Stack& stack) const;
 
@@ -51,7 +56,6 @@ class Product {
   const bool adds_;  // to its first argument
   unsigned runs_ = 0;
   bool may_generate_ = false;
-  int threads_ = 0;  // that the choice is about
   Choice choice_;
 };
 

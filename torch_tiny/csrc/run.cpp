@@ -390,7 +390,8 @@ std::string Queue::compile(const Trace& running, const Plan& plan) {
     compiler.offer(device_, plan.id, make_job);
   } else if (mode == Mode::kUop && plan.runs == 1) {
     const auto refused = compiler.compile_now(make_job());
-    plan.runs = refused.empty() ? 1 : 0;  // what was refused once is refused again
+    const bool is_done = refused.empty() && interruption == nullptr;
+    plan.runs = is_done ? 1 : 0;  // what was refused once is refused again
     return refused;
   }
   return {};

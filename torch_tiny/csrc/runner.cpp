@@ -66,6 +66,7 @@ Runner::Runner(Trace& trace, const Plan& plan, c10::DeviceIndex device)
       device_(device),
       host_(host_device(device)),
       is_portable_(is_portable(device)),
+      threads_(host_.is_cpu() ? at::get_num_threads() : 0),
       states_(trace.slots.size()) {}
 
 void Runner::run() {
@@ -153,15 +154,17 @@ void Runner::run_region(Region& region) {
   auto& choice = region.code->choice;
   const auto engine = has_failed(region) || is_pinned ? Engine::kAten
       : must_compile                                  ? Engine::kUop
-                                                      : choice.next();
+                                                      : choice.next(threads_);
   const auto run = [&] { engine == Engine::kAten ? run_calls(region) : run_kernels_of(region); };
   if (choice.decided() || must_compile || is_pinned) {
     return run();
   }
   wait_for_host(device_);
+  const auto before = failures_;
   choice.run(engine, [&] {
     run();
     wait_for_host(device_);
+    return failures_ == before;  // one that raises may do next to nothing
   });
 }
 
@@ -447,6 +450,7 @@ std::exception_ptr Runner::failed_input(const Call& call) const {
 
 // Results that were never made raise when they are read; what was written before stays.
 void Runner::fail(const Call& call, const std::exception_ptr& why) {
+  ++failures_;
   if (failure == nullptr) {
     failure = why;
   }

@@ -68,6 +68,8 @@ class Runner {
   const c10::DeviceIndex device_;
   const c10::Device host_;
   const bool is_portable_;
+  const int threads_;      // of kernels on cpu memory
+  size_t failures_ = 0;    // calls that raised
   bool has_two_ways_ = false;  // of matrix products
   bool is_raising_ = false;    // a call is known to raise: it does so on the host
   std::vector<SlotState> states_;

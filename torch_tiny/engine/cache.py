@@ -15,7 +15,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
@@ -26,6 +26,7 @@ from torch_tiny.engine.plan import Built, Code, Plan, digest
 
 MOST_BYTES = 1 << 30
 _PLAN, _REGION, _UNFINISHED = ".plan", ".region", ".part"
+_STORES_BETWEEN_LOOKS = 16  # at all that there is, whether it has become too much
 _LOOK = 0.05  # seconds between looks whether another process has compiled a plan
 
 
@@ -35,6 +36,7 @@ class PlanFiles:
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self._folder = folder
         self._most_bytes = most_bytes
+        self._stores = 0
 
     def load(self, key: str) -> tuple[Plan, dict[str, Built]] | None:
         """The plan stored under a key with the code of all its regions, if all is there."""
@@ -51,9 +53,11 @@ class PlanFiles:
     def store(self, key: str, plan: Plan) -> str:
         """Keep a plan; readers see all of it or nothing. Why the disk would not take it, or ""."""
         trouble = self._stored(f"{key}{_PLAN}", plan.as_json(), b"")
-        with suppress(OSError):
-            self._drop_oldest()
-            self._drop_locks()
+        if self._stores % _STORES_BETWEEN_LOOKS == 0:
+            with suppress(OSError):
+                self._drop_oldest()
+                self._drop_locks()
+        self._stores += 1
         return trouble
 
     def load_code(self, key: str) -> Built | None:
@@ -71,15 +75,15 @@ class PlanFiles:
         with suppress(OSError), self._opened() as folder:
             os.unlink(f"{key}{_REGION}", dir_fd=folder)
 
-    def decide(self, key: str, threads: int, engine: str, is_refined: bool) -> str:
-        """Note which engine was faster for a region with so many threads. What `store` says."""
+    def decide(self, key: str, engines: Mapping[str, str], is_refined: bool) -> str:
+        """Note which engine was faster for a region, by numbers of threads. What `store` says."""
         found = self.load_code(key)
         if found is None or found[0].is_refined != is_refined:
             return ""  # another process has dropped it, or written it in a better way
         code, library = found
-        if code.engines.get(str(threads)) == engine:
+        if engines.items() <= code.engines.items():
             return ""
-        code.engines[str(threads)] = engine
+        code.engines.update(engines)
         return self.store_code(key, code, library)
 
     def _loaded(self, name: str) -> tuple[Any, bytes] | None:

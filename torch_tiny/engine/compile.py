@@ -15,7 +15,7 @@ from torch_tiny.lower import NoLowering, has_lowering, is_heavy
 from torch_tiny.regions import Group, group
 from torch_tiny.trace import SCALAR_TYPE_NUMBERS, Call, Slot, Tensor, Trace, read_trace
 from torch_tiny.uops import compiling
-from torch_tiny.values import Values, values
+from torch_tiny.values import CallError, Values, values
 
 T = TypeVar("T")
 
@@ -56,6 +56,7 @@ class _Compiler:
         self._failed: list[tuple[int, str]] = []
         self._refused: set[int] = set()
         self._built: dict[str, Built] = {}
+        self._ways: dict[str, _Written | None] = {}
         self._kinds: dict[int, Hashable] = {}
         self._fresh = 0
         self._trouble = ""
@@ -81,10 +82,12 @@ class _Compiler:
         ]
         refused = len(self._refused)
         new = {one.key: one for one in regions if not self._is_known(one, one.key in refined)}
-        written = {key: self._tried(one, self._written) for key, one in new.items()}
+        for key, one in new.items():
+            if self._ways.get(key) is None:
+                self._ways[key] = self._tried(one, self._written)
         if len(self._refused) == refused:
             for key, one in new.items():
-                self._compile(one, written[key], key in refined)
+                self._compile(one, self._ways[key], key in refined)
         return [
             Place(
                 one.key,
@@ -168,9 +171,9 @@ class _Compiler:
         except (MemoryError, OSError, GccError):  # of the surroundings: another time it may work
             raise
         except TooLongError as error:
-            reason = f"{_described(region.original)}: {error}"
-            self._failed.append((region.original[0].number, reason))
-            if region.key not in self._built:
+            if region.key not in self._built:  # else the first way goes on
+                reason = f"{_described(region.original)}: {error}"
+                self._failed.append((region.original[0].number, reason))
                 self._known.given_up[region.key] = str(error)
                 self._give_up(region, str(error))
         except Exception as error:  # a bug in a lowering or in tinygrad costs speed, nothing else
@@ -195,14 +198,14 @@ class _Compiler:
         return _Written(own, [self._generated(own)], self._guard(own))
 
     def _generated(self, own: Values) -> Program[Any]:
-        return self._target.generate(own, own.outputs, self._target.variants[0])
+        return self._target.generate(own, own.outputs, self._target.ways(own.buffers)[0])
 
     def _add_variants(self, written: "_Written", region: "_Region") -> None:
         """Programs that differ from the first."""
         if written.in_one_way:
             return
         own, seen = written.values, {written.variants[0].source}
-        for variant in self._target.variants[1:]:
+        for variant in self._target.ways(own.buffers)[1:]:
             try:
                 program = self._target.generate(own, own.outputs, variant)
             except MemoryError:
@@ -219,13 +222,17 @@ class _Compiler:
         if own.guard is None:
             return None
         outputs = {len(own.buffers): own.guard.reshape((1,))}
-        return self._target.generate(own, outputs, self._target.variants[0])
+        return self._target.generate(own, outputs, self._target.ways(own.buffers)[0])
 
     def _blame(self, region: "_Region", why: Exception) -> None:
-        """Find the calls that cannot be compiled even alone; all of them if there are none."""
-        errors = [(call, self._error_of(region, call)) for call in region.calls]
-        alone = [(call, error) for call, error in errors if error is not None]
-        for call, error in alone or [(call, why) for call in region.calls]:
+        """Refuse the call that failed, or those that cannot be compiled even alone, or all."""
+        if isinstance(why, CallError):
+            guilty = [(why.call, why.error)]
+        else:
+            errors = [(call, self._error_of(region, call)) for call in region.calls]
+            alone = [(call, error) for call, error in errors if error is not None]
+            guilty = alone or [(call, why) for call in region.calls]
+        for call, error in guilty:
             reason = f"{type(error).__name__}: {error}"
             original = region.original[call.number]
             self._refuse(original, reason)
@@ -237,7 +244,7 @@ class _Compiler:
             own = values(region.trace, [call], call.writes)
             self._generated(own)
         except Exception as error:
-            return error
+            return error.error if isinstance(error, CallError) else error
         return None
 
 
@@ -255,7 +262,14 @@ class _Region:
             return [plain(each) for each in item] if isinstance(item, list) else item
 
         self.calls = [
-            Call(i, call.op, plain(call.args), plain(call.results), plain(call.written))
+            replace(
+                call,
+                number=i,
+                args=plain(call.args),
+                results=plain(call.results),
+                written=plain(call.written),
+                written_unknown=set(),
+            )
             for i, call in enumerate(one.calls)
         ]
         self.slots = list(numbers)

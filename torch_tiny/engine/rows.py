@@ -251,7 +251,8 @@ def _flat(row: _Row, call: Call) -> Call:
         spec = ViewSpec((_ANY_SIZE,), (1,), 0) if row.fills(item) else ViewSpec((), (), 0)
         return Tensor(row.number(item), item.dtype, spec)
 
-    return Call(call.number, call.op, flat(call.args), flat(call.results), flat(call.written))
+    parts = {name: flat(getattr(call, name)) for name in ("args", "results", "written")}
+    return replace(call, **parts)
 
 
 class _Joined:

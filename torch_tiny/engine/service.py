@@ -4,7 +4,9 @@ import atexit
 import os
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch_tiny.engine.settings import Settings, from_environment, why_not_compi
 from torch_tiny.engine.worker import SECONDS, Job, Share, Worker, Workers
 
 _POLL = 0.5  # seconds between looks at what was decided
-_MOST_UNDECIDED = 4096
+_MOST_KEPT = 8192
 _MOST_HOT = 64  # traces that may be refined
 _LOOK = 2.0  # seconds between looks for them
 _LEAST_SHARE, _LEAST_SECONDS = 0.1, 0.2  # of a step, and in all, of a region that is refined
@@ -29,7 +31,7 @@ class Counts:
     """What compiling has cost and given, for reports."""
 
     compiles: int = 0
-    """Traces that the worker was given."""
+    """Traces that the worker has compiled."""
     regions: int = 0
     """Regions that it had to compile for them; the others were known."""
     cache_hits: int = 0
@@ -69,8 +71,9 @@ class Engine:
         self.counts = Counts()
         self._files = None if settings.cache is None else PlanFiles(settings.cache)
         self.workers = self._new_workers()
-        self._undecided: dict[tuple[int, str], bool] = {}
-        """Regions of devices, by their keys; whether their code is refined."""
+        self._kept: dict[tuple[int, str], tuple[bool, dict[str, str]]] = {}
+        """Of regions of devices, by their keys: whether their code is refined, and the engines that
+        the disk knows to be faster, by numbers of threads."""
         self._hot: dict[tuple[int, int], tuple[str, list[str], Plan]] = {}
         self._looks_at = 0.0
         self._refined: set[str] = set()
@@ -113,7 +116,7 @@ class Engine:
         self.workers.leave()
         self.workers = self._new_workers()
         self._lock = threading.Lock()
-        self._undecided.clear()
+        self._kept.clear()
         self._hot.clear()
         self._ends = threading.Event()  # the parent's may have been locked
         self.counts.begun, self.counts.waiting = {}, 0
@@ -136,13 +139,21 @@ class Engine:
                 self._keep_decisions()
                 self._refine()
             return
-        self.counts.waiting += 1
-        try:
+        with self._counted():
             made = self._try_to_compile(*job, everything=False)
             if not isinstance(made, str):
                 self._remember(*job, made)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """As a job that is waited for."""
+        with self._lock:
+            self.counts.waiting += 1
+        try:
+            yield
         finally:
-            self.counts.waiting -= 1
+            with self._lock:
+                self.counts.waiting -= 1
 
     def stop(self) -> None:
         """End the workers and their threads, and keep what was decided."""
@@ -190,26 +201,29 @@ class Engine:
 
     def _compile(self, device: int, plan: int, trace: str, everything: bool, target: str) -> Plan:
         context = context_of(everything, target)
+        job = Job(trace, everything, target, self.settings.folder, context)
         if self._files is None:
-            made = self._made(Job(trace, everything, target, None, context))
+            made = self._made(job)
+            self._install(device, plan, made)
             self.counts.compiles += 1
-            return self._install(device, plan, made)
+            return made.plan
         key = digest(context, trace)
         with self._files.alone(key, self._ends, SECONDS):
             found = self._files.load(key)
             if found is not None and self._fits(device, plan, Made(*found)):
                 self.counts.cache_hits += 1
                 return found[0]
-            anew = () if found is None else tuple(found[1])
-            job = Job(trace, everything, target, str(self.settings.cache), context, anew=anew)
-            made = self._made(job)
+            made = self._made(replace(job, anew=() if found is None else tuple(found[1])))
+            if not self._fits(device, plan, made):  # some of it was on disk
+                made = self._made(replace(job, anew=tuple(made.built)))
+                self._install(device, plan, made)
             self.counts.compiles += 1
             if trouble := self._files.store(key, made.plan) or made.trouble:
                 failures.note("cache", trouble, "")
-            return self._install(device, plan, made)
+            return made.plan
 
     def _fits(self, device: int, plan: int, made: Made) -> bool:
-        """Whether a plan from disk could be installed; another system may have left it there."""
+        """Whether it could be installed; another system may have left code on disk."""
         try:
             self._install(device, plan, made)
         except RuntimeError:
@@ -227,49 +241,40 @@ class Engine:
                 self.counts.seconds_finished += time.monotonic() - self.counts.begun.pop(thread)
         return made
 
-    def _install(self, device: int, plan: int, made: Made) -> Plan:
+    def _install(self, device: int, plan: int, made: Made) -> None:
         if not made.plan.regions:
-            return made.plan
-        threads = str(torch.get_num_threads())
+            return
         loaded = []  # until the plan has it
         with self._lock:  # what several plans share is loaded once
             for key, (code, library) in made.built.items():
-                engine = code.engines.get(threads, "")
                 known = _C.loaded_code(device, key)
                 if known is None:
                     with as_file(library) as path:
-                        known = _C.load_code(device, key, _told(code, path, engine))
+                        known = _C.load_code(device, key, {**vars(code), "library": path})
+                    self._kept[device, key] = code.is_refined, code.engines
+                    if code.is_refined:
+                        self._refined.add(key)
                 loaded.append(known)
-                if not engine:
-                    self._undecided[device, key] = code.is_refined
-                if code.is_refined:
-                    self._refined.add(key)
             _C.install(
                 device, plan, made.plan.steps, [vars(region) for region in made.plan.regions]
             )
-        for one in list(self._undecided)[:-_MOST_UNDECIDED]:
-            self._undecided.pop(one, None)
-        return made.plan
+            for one in list(self._kept)[:-_MOST_KEPT]:
+                del self._kept[one]
 
     def _keep_decisions(self) -> None:
         """Write which engine was faster beside the kernels, for the next process."""
         if self._files is None:
             return
-        undecided = dict(self._undecided)  # threads that compile go on adding to it
-        threads = torch.get_num_threads()
-        engines = {
-            (device, region["code"]): region["engine"]
-            for device in {device for device, _ in undecided}
-            for plan in _C.plans(device)
-            for region in plan["regions"]
-        }
-        for (device, key), is_refined in undecided.items():
-            engine = engines.get((device, key))
-            if engine == "":
-                continue
-            self._undecided.pop((device, key), None)
-            if engine and (trouble := self._files.decide(key, threads, engine, is_refined)):
-                failures.note("cache", trouble, "")
+        with self._lock:  # threads that compile go on adding to it
+            kept = dict(self._kept)
+        for device in {device for device, _ in kept}:
+            for region in (one for plan in _C.plans(device) for one in plan["regions"]):
+                is_refined, on_disk = kept.get((device, region["code"]), (False, None))
+                if on_disk is None or region["engines"].items() <= on_disk.items():
+                    continue
+                on_disk.update(region["engines"])
+                if trouble := self._files.decide(region["code"], on_disk, is_refined):
+                    failures.note("cache", trouble, "")
 
     def _remember(self, device: int, plan: int, trace: str, lines: list[str], made: Plan) -> None:
         """What may be refined later; the plans that have taken most time come first."""
@@ -277,14 +282,7 @@ class Engine:
             return
         with self._lock:
             if len(self._hot) >= _MOST_HOT:
-                done = (
-                    one
-                    for one, (*_, old) in self._hot.items()
-                    if all(region.code in self._refined for region in old.regions)
-                )
-                if (one := next(done, None)) is None:
-                    return
-                del self._hot[one]
+                del self._hot[next(iter(self._hot))]
             self._hot[device, plan] = trace, lines, made
 
     def _refine(self) -> None:
@@ -303,19 +301,16 @@ class Engine:
                 if keys and known is not None:
                     self._looks_at = now
                     self._refined.update(keys)
-                    self.counts.waiting += 1
-                    try:
+                    with self._counted():
                         self._write_in_other_ways(keys, *known)
-                    finally:
-                        self.counts.waiting -= 1
                     return
 
     def _write_in_other_ways(
         self, keys: list[str], trace: str, lines: list[str], made: Plan
     ) -> None:
         failed = [list(one) for one in made.failed]  # and was told
-        cache = None if self.settings.cache is None else str(self.settings.cache)
-        job = Job(trace, False, "cpu", cache, context_of(False, "cpu"), tuple(keys))
+        context = context_of(False, "cpu")
+        job = Job(trace, False, "cpu", self.settings.folder, context, tuple(keys))
         try:
             again = self._made(job)
             for call, reason in again.plan.failed:
@@ -329,13 +324,15 @@ class Engine:
 
     def _replace(self, key: str, code: Code, library: bytes) -> None:
         """On every device that has it, if it is another than the first."""
-        for device in range(_C.device_count()):
-            if _C.loaded_code(device, key) is None:
-                continue
-            if code.chosen:
-                with as_file(library) as path:
-                    _C.replace_code(device, key, _told(code, path, ""))
-            self._undecided[device, key] = True
+        with self._lock:
+            for device in range(_C.device_count()):
+                before = _C.loaded_code(device, key)  # held, lest it should go meanwhile
+                if before is None:
+                    continue
+                if code.chosen:
+                    with as_file(library) as path:
+                        _C.replace_code(device, key, {**vars(code), "library": path})
+                self._kept[device, key] = True, code.engines
 
 
 def _that_matter(plan: dict[str, Any]) -> list[str]:
@@ -354,11 +351,6 @@ def _that_matter(plan: dict[str, Any]) -> list[str]:
         for key, seconds in spent.items()
         if seconds > _LEAST_SHARE * step and seconds * plan["runs"] > _LEAST_SECONDS
     ]
-
-
-def _told(code: Code, library: str, engine: str) -> dict[str, Any]:
-    """Code as the core takes it."""
-    return {**vars(code), "library": library, "engine": engine}
 
 
 def _target(device: int) -> str:

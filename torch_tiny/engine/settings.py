@@ -26,6 +26,11 @@ class Settings:
     spared: frozenset[str] = frozenset()
     """In mode uop: what may be left to PyTorch's kernels, by operator or by reason."""
 
+    @property
+    def folder(self) -> str | None:
+        """The cache as the worker is told of it."""
+        return None if self.cache is None else str(self.cache)
+
 
 @functools.cache
 def from_environment() -> Settings:

@@ -21,12 +21,13 @@ _TRIES = 5
 
 
 class Target(Protocol):
-    variants: tuple[str, ...]
-    """Ways to write a region, the likely best first."""
     can_check: bool
     """Whether a region can look at its data before it runs."""
     takes_sizes: bool
     """Whether a kernel is told how many elements to work on when it runs."""
+
+    def ways(self, buffers: list[Buffer], /) -> Sequence[str]:
+        """To write a region of these, the likely best first; others where they can be timed."""
 
     def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> Program[Any]:
         """Code for the outputs of a region; a buffer after the last may be an output too."""
@@ -37,7 +38,7 @@ class Target(Protocol):
     def times(
         self, library: bytes, tried: Sequence[Program[Any]], buffers: list[Buffer], /
     ) -> list[float]:
-        """Seconds of programs v0, v1, ... that do the same, or guesses."""
+        """Seconds of programs v0, v1, ... that do the same in different ways."""
 
     def kernels(self, program: Program[Any], prefix: str) -> list[dict[str, Any]]:
         """The kernels of a program as the core is told of them."""
@@ -49,9 +50,12 @@ def target_of(name: str) -> Target:
 
 
 class Cpu:
-    variants: tuple[str, ...] = codegen.VARIANTS
     can_check = True
     takes_sizes = True
+
+    def ways(self, buffers: list[Buffer]) -> Sequence[str]:
+        total = sum(buffer.size * buffer.dtype.itemsize for buffer in buffers)
+        return codegen.VARIANTS if total <= _MOST_BYTES_TRIED else codegen.VARIANTS[:1]
 
     def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> Program[Any]:
         buffers = own.typed()
@@ -69,9 +73,6 @@ class Cpu:
         self, library: bytes, tried: Sequence[Program[Any]], buffers: list[Buffer]
     ) -> list[float]:
         """On made-up data; zeros are valid as any type, also as an index."""
-        total = sum(buffer.size * buffer.dtype.itemsize for buffer in buffers)
-        if total > _MOST_BYTES_TRIED:
-            return [0.0, *(1.0 for _ in tried[1:])]
         arrays = [np.zeros(b.size * b.dtype.itemsize, np.uint8) for b in buffers]
         with as_file(library) as path:
             loaded = ctypes.CDLL(path)
@@ -93,14 +94,14 @@ class Cpu:
 
 
 class Cuda:
-    variants: tuple[str, ...] = cuda.VARIANTS[
-        :1
-    ]  # which one is faster is not known without the GPU
     can_check = False  # a GPU's own kernels do not raise either: they end the context
     takes_sizes = False
 
     def __init__(self, architecture: str) -> None:
         self._architecture = architecture
+
+    def ways(self, _buffers: list[Buffer]) -> Sequence[str]:
+        return cuda.VARIANTS[:1]  # which one is faster is not known without the GPU
 
     def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> Program[Any]:
         numbers = {i for i, buffer in enumerate(own.buffers) if buffer.slot is None}

@@ -17,6 +17,7 @@ _SUM, _MEAN, _MAX = range(3)
 
 def _bag_of(offsets: UOp, n: int, bags: int) -> UOp:
     """Which bag each of n positions is in: the last one that begins at or before it."""
+    require(cut(offsets, 0, 0, 1).eq(0) & (offsets <= n))
     starts = cut(offsets, 0, 0, bags).cast(dtypes.int32)
     begun = starts <= arange(n).unsqueeze(1)
     return total(begun.cast(dtypes.int32), (1,)) - 1

@@ -42,7 +42,7 @@ def all_hold(conditions: list[UOp]) -> UOp | None:
     """One bool for all conditions; None if there are none."""
     result = None
     for condition in dict.fromkeys(conditions):
-        # A minimum over integers is an all() that the compiler vectorizes.
+        # A product over integers is an all() that the compiler vectorizes.
         holds = condition.cast(dtypes.int32).reshape((-1,)).prod(0)
         result = holds if result is None else result * holds
     return None if result is None else result.reshape(()).ne(0)

@@ -10,6 +10,7 @@ from torch_tiny.lower.promote import (
     Operand,
     as_uop,
     cast,
+    default_dtype,
     is_float,
     known,
     math_dtype,
@@ -24,7 +25,7 @@ from torch_tiny.views import int_shape
 def _arange(*bounds: Number, dtype: DType | None) -> UOp:
     start, end, step = (known(v, "a bound of arange") for v in bounds)
     floats = any(isinstance(v, float) for v in (start, end, step))
-    result = to_dtype(dtype, dtypes.float32 if floats else dtypes.int64)
+    result = to_dtype(dtype, default_dtype() if floats else dtypes.int64)
     n = max(0, math.ceil((end - start) / step))
     return _counted(start, step, n, result)
 
@@ -46,7 +47,7 @@ def _is_small(start: Number, step: Number, n: int) -> bool:
 
 
 def linspace(start: Operand, end: Operand, steps: int, dtype: DType | None) -> UOp:
-    result = to_dtype(dtype, dtypes.float32)
+    result = to_dtype(dtype, default_dtype())
     wide = math_dtype(result) if is_float(result) else dtypes.float32
     first, last = (as_uop(v, wide) for v in (start, end))
     if steps <= 1:
@@ -58,7 +59,7 @@ def linspace(start: Operand, end: Operand, steps: int, dtype: DType | None) -> U
 
 
 def _logspace(start: Operand, end: Operand, steps: int, base: Number, dtype: DType | None) -> UOp:
-    result = to_dtype(dtype, dtypes.float32)
+    result = to_dtype(dtype, default_dtype())
     # The CPU computes in double for floats.
     wide = dtypes.float64 if is_float(result) else dtypes.float32
     powers = linspace(start, end, steps, wide)
@@ -79,7 +80,7 @@ def _new(value: Number) -> Function:
 
 def _eye(n: int, m: int, dtype: DType | None) -> UOp:
     return cast(arange(n).unsqueeze(1).eq(arange(m)) if n and m else
-                full((n, m), False, dtypes.bool), to_dtype(dtype, dtypes.float32))  # fmt: skip
+                full((n, m), False, dtypes.bool), to_dtype(dtype, default_dtype()))  # fmt: skip
 
 
 TABLE: dict[str, Function] = {
@@ -105,7 +106,7 @@ TABLE: dict[str, Function] = {
     "zeros": lambda size, *rest: _full(size, 0.0, *rest),
     "ones": lambda size, *rest: _full(size, 1.0, *rest),
     "_efficientzerotensor": lambda size, *rest: _full(size, 0.0, *rest),
-    "scalar_tensor": lambda value, dtype, *_: full((), value, to_dtype(dtype, dtypes.float32)),
+    "scalar_tensor": lambda value, dtype, *_: full((), value, to_dtype(dtype, default_dtype())),
     "full_like": lambda x, value, dtype, *_: full(int_shape(x), value, to_dtype(dtype, x.dtype)),
     "zeros_like": _like(0),
     "ones_like": _like(1),

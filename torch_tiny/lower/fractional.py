@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from torch_tiny.lower.arithmetic import is_nan
 from torch_tiny.lower.index import gather, scatter_add
+from torch_tiny.lower.pool import place_of
 from torch_tiny.lower.promote import cast
 from torch_tiny.lower.reduce import amax
 from torch_tiny.lower.rule import Function, Results, heavy, rules
@@ -46,12 +47,9 @@ def _pool(x: UOp, kernel: Sequence[int], out: Sequence[int], samples: UOp) -> Re
     seen = gather(rows, 2, index.cast(dtypes.int64)).reshape(whole)
     over = tuple(range(2 + k, 2 + 2 * k))
     best = amax(seen, over, keepdim=True)
-    hit = seen.eq(best) | is_nan(seen)
-    # Positions grow in the order of the kernel, so the first hit is the lowest.
-    last = math.prod(sizes)
-    first = hit.where(last - flat.expand(whole), full((), 0, dtypes.int32)).max(over)
+    index = place_of(seen.eq(best), is_nan(seen), flat.expand(whole), math.prod(sizes), over)
     shape = (*lead, *out)
-    return best.reshape(shape), (last - first).cast(dtypes.int64).reshape(shape)
+    return best.reshape(shape), index.cast(dtypes.int64).reshape(shape)
 
 
 def _backward(grad: UOp, x: UOp, kernel: Sequence[int], _out: Sequence[int],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch_tiny.lower.arithmetic import less_equal
 from torch_tiny.lower.conditions import require
 from torch_tiny.lower.creation import linspace
-from torch_tiny.lower.promote import Number, as_uop, cast
+from torch_tiny.lower.promote import Number, as_uop, cast, is_float
 from torch_tiny.lower.reduce import amax, amin
 from torch_tiny.lower.rule import Function, Results, heavy, rules
 from torch_tiny.lower.shapes import arange, cut, full, to_math, total
@@ -56,7 +56,7 @@ def _bounds(x: UOp, given: Sequence[Number] | None, slack: float) -> tuple[UOp, 
         low, high = full((), 0, x.dtype), full((), 1, x.dtype)
     else:
         low, high = amin(x), amax(x)
-        require(low.eq(low) & (high - low).eq(high - low))
+        require(((high - low) * 0.0).eq(0))
     same = low.eq(high)
     return same.where(low - slack, low), same.where(high + slack, high)
 
@@ -68,6 +68,8 @@ def _histc(x: UOp, bins: int, low: Number, high: Number) -> UOp:
         from_data = first.eq(last)
         first = from_data.where(amin(flat), first)
         last = from_data.where(amax(flat), last)
+        if is_float(x.dtype):
+            require(((last - first) * 0.0).eq(0))
     same = first.eq(last)
     first, last = same.where(first - 1.0, first), same.where(last + 1.0, last)
     edges = linspace(first, last, bins + 1, x.dtype)

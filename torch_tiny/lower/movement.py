@@ -162,6 +162,8 @@ def _as_strided_scatter(
     x: UOp, source: UOp, size: Sequence[int], stride: Sequence[int], offset: int | None
 ) -> UOp:
     spec = ViewSpec(tuple(size), tuple(stride), offset or 0)
+    if spec.overlaps():
+        raise NoLowering("a write to memory that elements share")
     return write(x.reshape((-1,)), spec, source).reshape(int_shape(x))
 
 

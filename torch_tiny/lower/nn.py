@@ -316,7 +316,7 @@ def _huber_slope(x: UOp, y: UOp, delta: UOp) -> UOp:
 
 def _bce(x: UOp, target: UOp, weight: UOp | None, reduction: int) -> UOp:
     p, y = to_math(x), to_math(target)
-    require((p >= 0.0) & (p <= 1.0))
+    require(less_equal(full_like(p, 0.0), p) & less_equal(p, full_like(p, 1.0)))
     floor = full_like(p, -100.0)
     loss = (y - 1.0) * maximum(call("log1p", -p), floor) - y * maximum(log(p), floor)
     return _reduced(loss if weight is None else loss * to_math(weight), reduction, x.dtype)

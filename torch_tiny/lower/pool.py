@@ -86,18 +86,22 @@ def _positions(size: int, kernel: int, stride: int, padding: int, dilation: int,
     return count - 1 if ceil and (count - 1) * stride >= size + padding else count
 
 
+def place_of(hit: UOp, nan: UOp, number: UOp, size: int, over: tuple[int, ...]) -> UOp:
+    """The number, below `size`, of the first hit; of the last NaN, if there is one."""
+    rank = hit.where(size - number, full((), 0, dtypes.int32))
+    rank = nan.where(size + 1 + number, rank).max(over)
+    return (size < rank).where(rank - size - 1, size - rank)
+
+
 def _max_pool(x: UOp, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
               dilation: Sequence[int], ceil: bool) -> tuple[UOp, UOp]:  # fmt: skip
-    """The greatest and where it is first; where the last NaN is, if there is one."""
+    """The greatest and where it is."""
     w = Windows(x, kernel, stride, padding, dilation, ceil)
     seen, inside = w.of(x, lowest(x.dtype)), w.of(full_like(x, True, dtypes.bool), False)
     best = amax(seen, w.over)
     hit = seen.eq(best.reshape((*int_shape(best), *(1,) * len(w.kernel)))) & inside
     size = math.prod(w.kernel)
-    number = arange(size).reshape(w.kernel)
-    rank = hit.where(size - number, full((), 0, dtypes.int32))
-    rank = is_nan(seen).where(size + 1 + number, rank).max(w.over)
-    first = (size < rank).where(rank - size - 1, size - rank)
+    first = place_of(hit, is_nan(seen), arange(size).reshape(w.kernel), size, w.over)
     index = full((1,) * best.ndim, 0, dtypes.int32)
     for i, n in enumerate(w.sizes):
         step = first // math.prod(w.kernel[i + 1 :]) % w.kernel[i]
@@ -210,13 +214,11 @@ def _adaptive_max(x: UOp, sizes: Sequence[int]) -> tuple[UOp, UOp]:
         at.append(index.reshape(spread))
     over = tuple(lead + 2 * i + 1 for i in range(k))
     best = amax(counts.where(seen, full((), lowest(x.dtype), x.dtype)), over, keepdim=True)
-    hit = counts & (seen.eq(best) | is_nan(seen))
     flat = functools.reduce(lambda sofar, step: sofar * step[0] + step[1],
                             zip(here, at, strict=True), full((), 0, dtypes.int32))  # fmt: skip
-    # Positions grow in the order of the kernel, so the first hit is the lowest.
-    first = hit.where(math.prod(here) - flat, full((), 0, dtypes.int32)).max(over)
+    index = place_of(counts & seen.eq(best), counts & is_nan(seen), flat, math.prod(here), over)
     shape = (*int_shape(x)[:lead], *sizes)
-    return best.reshape(shape), (math.prod(here) - first).cast(dtypes.int64).reshape(shape)
+    return best.reshape(shape), index.cast(dtypes.int64).reshape(shape)
 
 
 def _adaptive_max_backward(grad: UOp, x: UOp, indices: UOp, k: int) -> UOp:

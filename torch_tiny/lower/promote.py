@@ -1,6 +1,8 @@
 """Which dtype PyTorch computes in, and numbers as UOps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,9 +72,27 @@ def result_dtype(*operands: Operand) -> DType:
     return result
 
 
+_default: ContextVar[DType] = ContextVar("default", default=dtypes.float32)
+
+
+def default_dtype() -> DType:
+    """What floats are where nothing else says so, as torch.get_default_dtype()."""
+    return _default.get()
+
+
+@contextmanager
+def under_default(dtype: DType) -> Iterator[None]:
+    """Calls that were recorded under this default type are lowered inside."""
+    token = _default.set(dtype)
+    try:
+        yield
+    finally:
+        _default.reset(token)
+
+
 def float_dtype(dtype: DType) -> DType:
     """What functions such as exp give for integers."""
-    return dtype if is_float(dtype) else dtypes.float32
+    return dtype if is_float(dtype) else default_dtype()
 
 
 def math_dtype(dtype: DType) -> DType:
@@ -156,9 +176,9 @@ def _level(operand: Operand) -> tuple[int, DType]:
     if isinstance(operand, UOp):
         return (0 if operand.ndim else 1), operand.dtype
     if isinstance(operand, Lifted):
-        return 2, dtypes.int64 if operand.kind is int else dtypes.float32
+        return 2, dtypes.int64 if operand.kind is int else default_dtype()
     if isinstance(operand, bool):
         return 2, dtypes.bool
     if isinstance(operand, int | float):
-        return 2, dtypes.int64 if isinstance(operand, int) else dtypes.float32
+        return 2, dtypes.int64 if isinstance(operand, int) else default_dtype()
     raise NoLowering(f"no promotion for {type(operand).__name__}")

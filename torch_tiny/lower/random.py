@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from torch_tiny.lower.arithmetic import less_equal
 from torch_tiny.lower.complex_value import Complex
 from torch_tiny.lower.conditions import require
 from torch_tiny.lower.philox import (
@@ -32,7 +33,7 @@ from torch_tiny.lower.promote import (
     math_dtype,
 )
 from torch_tiny.lower.rule import Function, Rule, Table
-from torch_tiny.lower.shapes import cut, full
+from torch_tiny.lower.shapes import cut, full, full_like
 from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import int_shape
 
@@ -112,7 +113,7 @@ def _bernoulli_rule(self: UOp, p: Number | UOp, numbers: Any) -> UOp:
     w = _drawn(numbers, self)
     if not isinstance(p, UOp):
         return cast(uniform(w, _F32) < as_uop(p, _F32), self.dtype)
-    require((p >= 0) & (p <= 1))
+    require(less_equal(full_like(p, 0), p) & less_equal(p, full_like(p, 1)))
     wide = _F64 if p.dtype == _F64 else _F32
     return cast(uniform(w, wide) < cast(p, wide).expand(int_shape(self)), self.dtype)
 

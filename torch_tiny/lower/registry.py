@@ -36,10 +36,10 @@ from torch_tiny.lower import (
 )
 from torch_tiny.lower.complex_value import Complex, as_value, is_complex
 from torch_tiny.lower.conditions import collected
-from torch_tiny.lower.promote import Lifted, NoLowering
+from torch_tiny.lower.promote import Lifted, NoLowering, default_dtype, under_default
 from torch_tiny.lower.rule import Results, Rule, Shapes, heavy
 from torch_tiny.schemas import Argument, Schema, is_decomposed, overloads_of, schema_of
-from torch_tiny.uops import UOp
+from torch_tiny.uops import DType, UOp, dtypes
 from torch_tiny.views import ViewSpec
 
 _FAMILIES = (
@@ -68,10 +68,17 @@ class Lowered(NamedTuple):
 
 
 def lower(
-    op: str, args: Sequence[Any], kwargs: Mapping[str, Any], layout: ViewSpec | None = None
+    op: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    layout: ViewSpec | None = None,
+    default: DType = dtypes.float32,
 ) -> Lowered:
-    """`layout`: how the first argument lies in memory; row by row if that is not known."""
-    with collected() as conditions:
+    """`layout`: how the first argument lies in memory; row by row if that is not known.
+
+    `default`: PyTorch's default type when the call was recorded.
+    """
+    with collected() as conditions, under_default(default):
         return Lowered(_lowered(op, args, kwargs, layout), conditions)
 
 
@@ -264,6 +271,8 @@ def _decomposed(op: str, schema: Schema) -> _Plan | None:
                 raise NoLowering("its decomposition needs itself")
             return _lowered(name, args, kwargs)
 
+        if default_dtype() != dtypes.float32:
+            raise NoLowering("a decomposition under another default type")
         from torch_tiny.lower import decompose  # with it comes torch
 
         return decompose.lower_by_tracing(op, bound, step, RULES.keys())

@@ -178,18 +178,18 @@ def _routine(kind: Kind, opened: Opened, step: RoutineStep) -> Iterator[_Piece]:
 
 def _rendered(kind: Kind, opened: Opened, plain: UOp) -> Source:
     """Kernels that differ in their buffers only, as in an optimizer's step, are rendered once."""
-    found = _sources.get((kind.name, plain))
+    sources: dict[UOp, Source] = opened.__dict__.setdefault("sources", {})
+    found = sources.get(plain)
     if found is None:
         source = render(plain, opened.renderer, "k", kind)
         found = replace(source, text=kind.finish(source.text))
-        if len(_sources) >= _MOST_RENDERED:
-            _sources.clear()
-        _sources[kind.name, plain] = found
+        if len(sources) >= _MOST_RENDERED:
+            sources.clear()
+        sources[plain] = found
     return found
 
 
 _MOST_RENDERED = 4096
-_sources: dict[tuple[str, UOp], Source] = {}
 
 
 def built(opened: Opened, texts: Sequence[Text]) -> list[Any]:

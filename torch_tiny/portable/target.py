@@ -11,7 +11,6 @@ from torch_tiny.values import Buffer, Values
 
 
 class Portable:
-    variants: tuple[str, ...] = ("device",)
     can_check = True
     takes_sizes = False
 
@@ -20,6 +19,9 @@ class Portable:
         self._kind = kind
         self._opened = opened
         self._one_by_one = one_by_one
+
+    def ways(self, _buffers: list[Buffer]) -> Sequence[str]:
+        return ("device",)
 
     def generate(
         self, own: Values, outputs: Mapping[int, UOp], _variant: str

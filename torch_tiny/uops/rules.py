@@ -6,7 +6,7 @@ from typing import Any
 from tinygrad.codegen.late.coalesce import simplify_valid_load
 from tinygrad.codegen.late.gater import move_where_load, pm_move_gates_from_index
 from tinygrad.renderer.cstyle import create_non_native_float_pats, pm_manual_bf16_cast
-from tinygrad.uop import Ops
+from tinygrad.uop import GroupOp, Ops
 from tinygrad.uop import symbolic as algebra
 from tinygrad.uop.ops import PatternMatcher, UOp, UPat
 
@@ -21,10 +21,25 @@ def without(rules: PatternMatcher, function: Callable[..., Any], count: int) -> 
     return PatternMatcher(kept)
 
 
+def _without_mulacc(rules: PatternMatcher) -> PatternMatcher:
+    """The rule that moves an operator into a stack of equal numbers loses the argument of ours."""
+
+    def is_it(pattern: UPat) -> bool:
+        operands = pattern.src[0] if pattern.src else ()
+        return isinstance(operands, tuple) and [p.op for p in operands] == [(Ops.STACK,)] * 2
+
+    found = [rule for rule in rules.patterns if is_it(rule[0])]
+    if len(found) != 1:
+        raise ImportError("this tinygrad has other rules of stacks")
+    (pattern, function) = found[0]
+    others = UPat(GroupOp.ALU - {Ops.MULACC}, src=pattern.src[0], name="alu")
+    return PatternMatcher([(others, function), *(r for r in rules.patterns if r is not found[0])])
+
+
 # tinygrad's algebra in three strengths.
 symbolic_simple: PatternMatcher = algebra.symbolic_simple + sealed_of_nothing
 symbolic: PatternMatcher = algebra.symbolic + sealed_of_nothing
-sym: PatternMatcher = algebra.sym + sealed_of_nothing
+sym: PatternMatcher = _without_mulacc(algebra.sym) + sealed_of_nothing
 
 # Half types are storage: everything is computed in float32, conversions from double go through it.
 native_half_casts: PatternMatcher = create_non_native_float_pats(HALVES)
