@@ -40,18 +40,47 @@ def reciprocal(z: Complex) -> Complex:
     return filled(z, 1.0) / z
 
 
+def _is_infinite(x: UOp) -> UOp:
+    return absolute(x).eq(math.inf)
+
+
+def _any_infinite(z: Complex) -> UOp:
+    return _is_infinite(z.re) | _is_infinite(z.im)
+
+
+def _is_wild(x: UOp) -> UOp:
+    """Whether it is infinite or NaN."""
+    return (absolute(x) < math.inf).logical_not()
+
+
+def _is_lost(z: Complex) -> UOp:
+    """Whether the real part is infinite, and the imaginary part gives no direction."""
+    return _is_infinite(z.re) & _is_wild(z.im)
+
+
+def _mended(x: UOp, known: UOp, value: UOp) -> UOp:
+    """Products of 0 and infinity or NaN, where Annex G of C99 knows better than NaN."""
+    return (is_nan(x) & known).where(value, x)
+
+
+def _signed(value: float, sign: UOp) -> UOp:
+    return call("copysign", full_like(sign, value), sign)
+
+
+def _halved(x: UOp) -> tuple[UOp, UOp]:
+    """Where exp(x) may overflow and its product with a small number may not; half of x there."""
+    large = (absolute(x) > 88.0) & (absolute(x) < math.inf)
+    return large, large.where(x * 0.5, x)
+
+
 def cexp(z: Complex) -> Complex:
-    """In two steps where exp of the real part overflows and a part of the result may not."""
-    cosine, sine = call("cos", z.im), call("sin", z.im)
-    first = exp((z.re > 80.0).where(z.re - 40.0, z.re))
-    rest = exp((z.re > 80.0).where(full_like(z.re, 40.0), full_like(z.re, 0.0)))
-    return Complex(first * cosine * rest, _times(first, sine) * rest)
-
-
-def _times(size: UOp, sine: UOp) -> UOp:
-    """A real number has no imaginary part, however large it is."""
-    sign = call("copysign", full_like(size, 1.0), size)
-    return sine.eq(0).where(sine * sign, size * sine)
+    large, half = _halved(z.re)
+    first, one = exp(half), full_like(half, 1.0)
+    rest = large.where(first, one)
+    cosine = _is_lost(z).where(one, call("cos", z.im))
+    known = z.im.eq(0) | z.re.eq(-math.inf)
+    im = _mended(first * call("sin", z.im) * rest, known, _signed(0.0, z.im))
+    return Complex(first * cosine * rest, im)
 
 
 def clog(z: Complex) -> Complex:
@@ -64,7 +93,11 @@ def _log1p(z: Complex) -> Complex:
     near = call("log1p", square) * 0.5
     one = z.re + 1.0
     small = absolute(z.re) + absolute(z.im) < 0.5
-    return Complex(small.where(near, log(call("hypot", one, z.im))), call("atan2", z.im, one))
+    re = is_zero(z).where(z.re, small.where(near, log(call("hypot", one, z.im))))
+    # PyTorch multiplies by z / ((1 + z) - 1), which infinity makes NaN, where that is not 1.
+    lost = ((one - 1.0).ne(z.re) | is_nan(z.im)) & _is_wild(z.im)
+    nan = full_like(one, math.nan)
+    return choose(lost, Complex(nan, nan), Complex(re, call("atan2", z.im, one)))
 
 
 def _expm1(z: Complex) -> Complex:
@@ -80,55 +113,92 @@ def sqrt(z: Complex) -> Complex:
     right = Complex(t, other)
     left = Complex(absolute(other), call("copysign", t, z.im))
     result = choose(z.re < 0, left, right)
-    return choose(is_zero(z), Complex(full_like(t, 0.0), z.im), result)
+    # Both parts of a root are infinite where the imaginary part is, and 0 where all is.
+    known = _is_infinite(z.im) | is_zero(z)
+    return choose(known, Complex(absolute(z.im), z.im), result)
 
 
 def _sinh(z: Complex) -> Complex:
-    sine, cosine = call("sin", z.im), call("cos", z.im)
-    return Complex(call("sinh", z.re) * cosine, _times(call("cosh", z.re), sine))
+    large, half = _halved(z.re)
+    size, other = call("sinh", half), call("cosh", half)
+    rest = large.where(other * 2.0, full_like(half, 1.0))
+    cosine = _is_lost(z).where(_signed(1.0, z.re), call("cos", z.im))
+    re = _mended(size * cosine * rest, z.re.eq(0), z.re)
+    return Complex(re, _mended(other * call("sin", z.im) * rest, z.im.eq(0), z.im))
 
 
 def _cosh(z: Complex) -> Complex:
-    sine, cosine = call("sin", z.im), call("cos", z.im)
-    return Complex(call("cosh", z.re) * cosine, _times(call("sinh", z.re), sine))
+    large, half = _halved(z.re)
+    size, other = call("cosh", half), call("sinh", half)
+    rest = large.where(size * 2.0, full_like(half, 1.0))
+    cosine = _is_lost(z).where(full_like(half, 1.0), call("cos", z.im))
+    im = _mended(other * call("sin", z.im) * rest, z.re.eq(0), full_like(half, 0.0))
+    im = _mended(im, z.im.eq(0), (z.re < 0).where(-z.im, z.im))
+    return Complex(size * cosine * rest, im)
 
 
 def _tanh(z: Complex) -> Complex:
     """Kahan's formula; far from the imaginary axis 1, and what is left of the other part."""
-    t, s = call("tan", z.im), call("sinh", z.re)
+    t = call("tan", _is_lost(z).where(_signed(1.0, z.im), z.im))
+    s = call("sinh", z.re)
     beta = t * t + 1.0
     norm = beta * s * s + 1.0
-    near = Complex(beta * call("sqrt", s * s + 1.0) * s / norm, t / norm)
-    rest = call("sin", z.im * 2.0) * exp(absolute(z.re) * -2.0) * 2.0
-    far = Complex(call("copysign", full_like(s, 1.0), z.re), rest)
-    return choose(absolute(z.re) > 20.0, far, near)
+    re = _mended(beta * call("sqrt", s * s + 1.0) * s / norm, z.re.eq(0), z.re)
+    near = Complex(re, _mended(t / norm, z.im.eq(0), z.im))
+    far = Complex(_signed(1.0, z.re), t / beta * exp(absolute(z.re) * -2.0) * 4.0)
+    return choose((absolute(z.re) > 20.0) & t.eq(t), far, near)
 
 
-def _asinh(z: Complex) -> Complex:
-    # Odd: on the right half plane nothing cancels.
-    flip = (z.re < 0) | (z.re.eq(0) & (z.im < 0))
-    w = choose(flip, -z, z)
-    root = sqrt(w * w + filled(w, 1.0))
-    result = clog(w + root)
-    return choose(flip, -result, result)
+def _roots(z: Complex) -> tuple[Complex, Complex, UOp, UOp]:
+    """Of 1 - z and 1 + z, for Kahan's asin and acos; where z is infinite; asin's other part."""
+    a, b = sqrt(Complex(1.0 - z.re, -z.im)), sqrt(Complex(z.re + 1.0, z.im))
+    infinite = _any_infinite(z)
+    size = infinite.where(_signed(math.inf, z.im), a.re * b.im - a.im * b.re)
+    return a, b, infinite, call("asinh", size)
+
+
+def _asin(z: Complex) -> Complex:
+    a, b, infinite, im = _roots(z)
+    beside = infinite.where(absolute(z.im), a.re * b.re - a.im * b.im)
+    return Complex(_mended(call("atan2", z.re, beside), z.re.eq(0), z.re), im)
+
+
+def _acos(z: Complex) -> Complex:
+    a, b, infinite, im = _roots(z)
+    above = infinite.where(absolute(z.im), a.re * b.re * 2.0)
+    beside = infinite.where(z.re, (b.re - a.re) * (b.re + a.re))
+    re = call("atan2", above, beside)
+    return Complex(_mended(re, z.re.eq(0), full_like(re, math.pi / 2)), -im)
 
 
 def _acosh(z: Complex) -> Complex:
-    one = filled(z, 1.0)
-    return clog(z + sqrt(z + one) * sqrt(z - one))
+    result = _acos(z)
+    return Complex(absolute(result.im), call("copysign", result.re, z.im))
 
 
 def _atanh(z: Complex) -> Complex:
-    a, b = z.re, z.im
-    square = (1.0 - a) * (1.0 - a) + b * b
-    re = call("log1p", a * 4.0 / square) * 0.25
-    im = call("atan2", b * 2.0, (1.0 - a) * (a + 1.0) - b * b) * 0.5
-    return Complex(re, im)
+    infinite = _any_infinite(z)
+    # Squares overflow where z is large, and vanish where it is next to 1.
+    scale = (absolute(z.re) + absolute(z.im) > 1e100).where(full_like(z.re, 1e-150), 1.0)
+    a, b = absolute(z.re) * scale, absolute(z.im) * scale
+    square = (scale - a) * (scale - a) + b * b
+    next_to = square < 1e-300
+    size = call("log1p", next_to.where(2.0 / b, a * 4.0 / square * scale))
+    re = size * next_to.where(full_like(a, 0.5), 0.25)
+    re = (infinite | a.eq(0)).where(full_like(a, 0.0), re)
+    im = call("atan2", b * scale * 2.0, (scale - a) * (a + scale) - b * b) * 0.5
+    im = (infinite & b.eq(b)).where(full_like(b, math.pi / 2), im)
+    return Complex(call("copysign", re, z.re), call("copysign", im, z.im))
 
 
 def _about_i(function: ComplexFunction) -> ComplexFunction:
-    """sin, tan, asin, atan from sinh, tanh, asinh, atanh: -i f(iz)."""
-    return lambda z: -imaginary(function(imaginary(z)))
+    """sin, tan, asinh, atan from sinh, tanh, asin, atanh: -i f(iz), by parts that trade places."""
+
+    def rule(z: Complex) -> Complex:
+        result = function(Complex(z.im, z.re))
+        return Complex(result.im, result.re)
+
+    return rule
 
 
 def _in_double(function: ComplexFunction) -> ComplexFunction:
@@ -139,13 +209,15 @@ def _in_double(function: ComplexFunction) -> ComplexFunction:
     return rule
 
 
+def _rounded_acos(z: Complex) -> Complex:
+    result = _in_double(_acos)(z)
+    # PyTorch's is pi/2 - asin for complex128, which has no -0.
+    return result + filled(z, 0.0) if z.re.dtype == dtypes.float64 else result
+
+
 def _sinc(z: Complex) -> Complex:
     turned = z * math.pi
     return choose(is_zero(z), filled(z, 1.0), COMPLEX_FUNCTIONS["sin"](turned) / turned)
-
-
-def _acos(z: Complex) -> Complex:
-    return Complex(full_like(z.re, math.pi / 2), full_like(z.im, 0.0)) - _about_i(_asinh)(z)
 
 
 COMPLEX_FUNCTIONS: dict[str, ComplexFunction] = {
@@ -164,18 +236,18 @@ COMPLEX_FUNCTIONS: dict[str, ComplexFunction] = {
     "sqrt": sqrt,
     "rsqrt": lambda z: reciprocal(sqrt(z)),
     "sigmoid": lambda z: reciprocal(cexp(-z) + filled(z, 1.0)),
-    "silu": lambda z: z * COMPLEX_FUNCTIONS["sigmoid"](z),
+    "silu": lambda z: z / (cexp(-z) + filled(z, 1.0)),
     "sinh": _sinh,
     "cosh": _cosh,
     "tanh": _tanh,
     "sin": _about_i(_sinh),
     "cos": lambda z: _cosh(imaginary(z)),
     "tan": _about_i(_tanh),
-    "asinh": _in_double(_asinh),
+    "asinh": _in_double(_about_i(_asin)),
     "acosh": _in_double(_acosh),
     "atanh": _in_double(_atanh),
-    "asin": _in_double(_about_i(_asinh)),
-    "acos": _in_double(_acos),
+    "asin": _in_double(_asin),
+    "acos": _rounded_acos,
     "atan": _in_double(_about_i(_atanh)),
     "sinc": _sinc,
 }
