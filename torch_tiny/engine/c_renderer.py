@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from torch_tiny.engine import c_math
+from torch_tiny.engine.codegen_gates import PLACE
 from torch_tiny.uops import AddrSpace, AxisType, DType, Ops, Renderer, UOp, called_name, dtypes
 
 _C_NAMES = {
@@ -41,6 +42,7 @@ _WRAPPING = {
     "shl": "(({t})(({u}){0} << {1}))",
     "neg": "(({t})-({u}){0})",
     "wrap": "(({t}){0})",
+    PLACE: "((int64_t){0})",
 }
 WRAPPING = {Ops.ADD: "add", Ops.SUB: "sub", Ops.MUL: "mul", Ops.SHL: "shl", Ops.NEG: "neg"}
 
@@ -193,7 +195,7 @@ def _render_one(
             _assign(f, u, text, u.src[0].addrspace is AddrSpace.REG and f.uses[u] == 1)
         case _:
             name = called_name(u)
-            if name is not None or any(s in f.from_memory for s in u.src):
+            if name != PLACE and (name is not None or any(s in f.from_memory for s in u.src)):
                 f.from_memory.add(u)
             constant = u.op is Ops.CAST and u.src[0].op is Ops.CONST
             keep = u.op is Ops.WHERE or (name is not None and c_math.is_function(name))

@@ -14,13 +14,14 @@ import numpy.typing as npt
 from torch_tiny.engine import c_renderer
 from torch_tiny.engine.codegen_cut import cut_reductions
 from torch_tiny.engine.codegen_fuse import fuse
+from torch_tiny.engine.codegen_gates import gates_of_data
 from torch_tiny.engine.codegen_home import Program
 from torch_tiny.engine.codegen_loops import shape_loops
 from torch_tiny.engine.codegen_place import Body, Kernel, place
 from torch_tiny.engine.codegen_routine import RoutineStep, written
 from torch_tiny.engine.codegen_schedule import parts, renumbered, scheduled
 from torch_tiny.uops import DType, Target, UOp, compiling
-from torch_tiny.uops.passes import Hooks, lower_kernel
+from torch_tiny.uops.passes import Hooks, Pass, lower_kernel
 from torch_tiny.uops.rules import half_casts
 
 __all__ = [
@@ -138,7 +139,8 @@ def run(
 
 def _lower(sinks: Sequence[UOp]) -> list[Body]:
     """Kernels that differ in their buffers only, as in an optimizer's step, are lowered once."""
-    hooks = Hooks(c_renderer.Target(Target("CPU")), shape_loops, half_casts)
+    gates = (Pass("gates of data", gates_of_data),)
+    hooks = Hooks(c_renderer.Target(Target("CPU")), shape_loops, half_casts, text=gates)
     lowered: dict[UOp, tuple[UOp, ...]] = {}
     bodies = []
     for sink in sinks:
