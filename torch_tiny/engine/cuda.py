@@ -17,7 +17,6 @@ from torch_tiny.engine.codegen_home import Accesses, Lines, Program, Touched, ac
 from torch_tiny.engine.codegen_nest import Nest
 from torch_tiny.engine.codegen_routine import RoutineStep
 from torch_tiny.engine.codegen_schedule import parts, renumbered, scheduled
-from torch_tiny.engine.cuda_compile import compile, why_no_compiler  # noqa: A004
 from torch_tiny.engine.cuda_shape import (
     MOST_THREADS,
     ROWS_PER_BLOCK,
@@ -32,8 +31,6 @@ from torch_tiny.uops import AddrSpace, DType, Ops, Target, UOp, compiling
 from torch_tiny.uops.cascade import is_rounded
 from torch_tiny.uops.passes import Hooks, lower_kernel
 from torch_tiny.uops.rules import native_half_casts
-
-__all__ = ["VARIANTS", "CudaKernel", "compile", "generate", "why_no_compiler"]
 
 # fused: kernels are fused over rows. separate: kernels as scheduled.
 VARIANTS = ("fused", "separate")

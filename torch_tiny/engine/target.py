@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from torch_tiny.engine import c_math, codegen, cuda, cuda_renderer
+from torch_tiny.engine import c_math, codegen, cuda, cuda_compile, cuda_renderer
 from torch_tiny.engine.codegen_home import Program
 from torch_tiny.engine.loadable import as_file
 from torch_tiny.uops import UOp
@@ -109,7 +109,7 @@ class Cuda:
 
     def build(self, programs: Mapping[str, Program[Any]]) -> bytes:
         text = "\n".join((cuda_renderer.HELPERS, *_prefixed(programs)))
-        return cuda.compile(text, self._architecture)
+        return cuda_compile.compile(text, self._architecture)
 
     def times(
         self, _library: bytes, tried: Sequence[Program[Any]], _buffers: list[Buffer]
