@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_tiny.lower.arithmetic import maximum, minimum, signbit
+from torch_tiny.lower.arithmetic import add, maximum, minimum, signbit
 from torch_tiny.lower.complex_parts import by_parts
 from torch_tiny.lower.conditions import require, require_index
 from torch_tiny.lower.pick import gathered, kept, picked
@@ -124,7 +124,7 @@ def _put_mask(x: UOp, mask: UOp, values: UOp, accumulate: bool) -> UOp:
         mask = mask.reshape((*int_shape(mask), *(1,) * len(rest)))
         spare = values.ndim - len(rest)
         value = cast(values.squeeze(0) if spare == 1 else values, x.dtype)
-        return mask.where(_plus(x, value) if accumulate else value, x)
+        return mask.where(add(x, value) if accumulate else value, x)
     flat = mask.reshape((-1,))
     n = int_shape(values)[0]
     if 0 in (n, *int_shape(x)):
@@ -135,7 +135,7 @@ def _put_mask(x: UOp, mask: UOp, values: UOp, accumulate: bool) -> UOp:
     rows = cast(values, x.dtype).expand((n, *rest))
     given = take(rows, 0, minimum(order, full_like(order, n - 1)))
     own = x.reshape((-1, *rest))
-    new = _plus(own, given) if accumulate else given
+    new = add(own, given) if accumulate else given
     return flat.reshape((-1, *(1,) * len(rest))).where(new, own).reshape(int_shape(x))
 
 
@@ -146,7 +146,7 @@ def _accumulated(x: UOp, index: UOp, values: UOp) -> UOp:
 def _with_added(x: UOp, dim: int, index: UOp, values: UOp) -> UOp:
     """x and the values at their index; what nothing is added to stays as it is."""
     own, n = x.cast(values.dtype), int_shape(x)[dim]
-    both = _plus(own, place(values, dim, index, n))
+    both = add(own, place(values, dim, index, n))
     if is_float(x.dtype):
         both = place(_changes(values).cast(dtypes.int32), dim, index, n).ne(0).where(both, own)
     return cast(both, x.dtype)
@@ -201,7 +201,7 @@ def scatter_reduce(
     if not include_self:
         own = touched.where(full_like(own, identity(wide)), own)
     result = combine(own, reduced)
-    if combine is _plus and is_float(wide):
+    if combine is add and is_float(wide):
         result = (hit & _changes(values)).max((over,)).where(result, own)
     if reduce == "mean":
         n = total(hit.cast(dtypes.int32), (over,)) + int(include_self)
@@ -233,13 +233,9 @@ def _sum_over(x: UOp, dim: int) -> UOp:
     return total(x, (dim,)) if x.dtype != dtypes.bool else x.max((dim,))
 
 
-def _plus(a: UOp, b: UOp) -> UOp:
-    return a | b if a.dtype == dtypes.bool else a + b
-
-
 _NAMES = {"add": "sum", "multiply": "prod", "mean": "sum"}
 _REDUCTIONS: dict[str, tuple[Callable[..., UOp], Callable[[UOp, int], UOp], Callable[..., Any]]] = {
-    "sum": (_plus, _sum_over, lambda _: 0),
+    "sum": (add, _sum_over, lambda _: 0),
     "prod": (lambda a, b: a * b, lambda x, d: x.prod((d,)), lambda _: 1),
     "amax": (maximum, lambda x, d: amax(x, (d,)), lambda t: t.min),
     "amin": (minimum, lambda x, d: amin(x, (d,)), lambda t: t.max),

@@ -284,18 +284,6 @@ def _logcumsumexp(x: UOp, dim: int) -> UOp:
     return cast(_scan(x.cast(math_dtype(x.dtype)), wrap_dim(dim, x.ndim), how), x.dtype)
 
 
-def _aminmax(x: UOp, dim: int | None, keepdim: bool) -> tuple[UOp, UOp]:
-    return amin(x, dim, keepdim), amax(x, dim, keepdim)
-
-
-def _least(x: UOp, dim: int, keepdim: bool) -> tuple[UOp, UOp]:
-    return amin(x, dim, keepdim), argmin(x, dim, keepdim)
-
-
-def _greatest(x: UOp, dim: int, keepdim: bool) -> tuple[UOp, UOp]:
-    return amax(x, dim, keepdim), argmax(x, dim, keepdim)
-
-
 _LINEAR: dict[str, Function] = {
     "sum": lambda x, dtype: sums(x, None, False, dtype),
     "sum.dim_IntList": sums,
@@ -320,11 +308,11 @@ PLAIN: dict[str, Function] = {
     "prod.dim_int": product,
     "amax": amax,
     "amin": amin,
-    "aminmax": _aminmax,
+    "aminmax": lambda x, *over: (amin(x, *over), amax(x, *over)),
     "max": amax,
     "min": amin,
-    "max.dim": _greatest,
-    "min.dim": _least,
+    "max.dim": lambda x, *over: (amax(x, *over), argmax(x, *over)),
+    "min.dim": lambda x, *over: (amin(x, *over), argmin(x, *over)),
     "argmax": argmax,
     "argmin": argmin,
     **unbiased("var", lambda *args: var_mean(*args)[0]),
@@ -339,14 +327,12 @@ PLAIN: dict[str, Function] = {
     "norm.ScalarOpt_dtype": lambda x, p, dtype: _norm(x, p, None, False, dtype),
     "dist": lambda a, b, p: vector_norm(a - b, p),
     "renorm": _renorm,
-    "any": _any,
-    "any.dim": _any,
-    "any.dims": _any,
-    "all": _all,
-    "all.dim": _all,
-    "all.dims": _all,
-    "count_nonzero.dim_IntList": lambda x, dims: sums(cast(x, dtypes.bool), dims),
-    "count_nonzero": lambda x, dim: sums(cast(x, dtypes.bool), dim),
+    **dict.fromkeys(("any", "any.dim", "any.dims"), _any),
+    **dict.fromkeys(("all", "all.dim", "all.dims"), _all),
+    **dict.fromkeys(
+        ("count_nonzero", "count_nonzero.dim_IntList"),
+        lambda x, dims: sums(cast(x, dtypes.bool), dims),
+    ),
 }
 TABLE: Table = {
     **PLAIN,
