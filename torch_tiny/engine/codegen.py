@@ -5,6 +5,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from torch_tiny.engine import c_renderer
@@ -108,11 +109,5 @@ def _cpu_seconds_of_children() -> float:
 def _lower(sinks: Sequence[UOp]) -> list[Body]:
     """Kernels that differ in their buffers only, as in an optimizer's step, are lowered once."""
     hooks = Hooks(c_renderer.Target(Target("CPU")), shape_loops, half_casts)
-    lowered: dict[UOp, tuple[UOp, ...]] = {}
-    bodies = []
-    for sink in sinks:
-        plain, slots = renumbered(sink)
-        if plain not in lowered:
-            lowered[plain] = tuple(lower_kernel(plain, hooks))
-        bodies.append(Body(lowered[plain], slots))
-    return bodies
+    lowered = cache(lambda plain: tuple(lower_kernel(plain, hooks)))
+    return [Body(lowered(plain), slots) for plain, slots in map(renumbered, sinks)]

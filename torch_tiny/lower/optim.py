@@ -17,22 +17,10 @@ def _adam(decoupled: bool) -> Function:
     """Adam (weight decay as a gradient) or AdamW (decoupled). Results: each list in order."""
 
     def rule(
-        params: Tensors,
-        grads: Tensors,
-        averages: Tensors,
-        squares: Tensors,
-        maxima: Tensors,
-        steps: Tensors,
-        lr: Operand,
-        beta1: Operand,
-        beta2: Operand,
-        decay: Operand,
-        eps: Operand,
-        amsgrad: bool,
-        maximize: bool,
-        scale: UOp | None,
-        found_inf: UOp | None,
-    ) -> tuple[UOp, ...]:
+        params: Tensors, grads: Tensors, averages: Tensors, squares: Tensors, maxima: Tensors,
+        steps: Tensors, lr: Operand, beta1: Operand, beta2: Operand, decay: Operand, eps: Operand,
+        amsgrad: bool, maximize: bool, scale: UOp | None, found_inf: UOp | None,
+    ) -> tuple[UOp, ...]:  # fmt: skip
         new: list[list[UOp]] = [[], [], [], [], []]
         for i, param in enumerate(params):
             p, g = to_math(param), to_math(grads[i])
@@ -69,19 +57,10 @@ def _adam(decoupled: bool) -> Function:
 
 
 def _sgd(
-    params: Tensors,
-    grads: Tensors,
-    buffers: Tensors,
-    decay: Operand,
-    momentum: Operand,
-    lr: Operand,
-    dampening: Operand,
-    nesterov: bool,
-    maximize: bool,
-    first: bool,
-    scale: UOp | None,
-    found_inf: UOp | None,
-) -> tuple[UOp, ...]:
+    params: Tensors, grads: Tensors, buffers: Tensors, decay: Operand, momentum: Operand,
+    lr: Operand, dampening: Operand, nesterov: bool, maximize: bool, first: bool,
+    scale: UOp | None, found_inf: UOp | None,
+) -> tuple[UOp, ...]:  # fmt: skip
     new: list[list[UOp]] = [[], [], []]
     for i, param in enumerate(params):
         p, g = to_math(param), to_math(grads[i])
