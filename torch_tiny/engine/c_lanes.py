@@ -143,6 +143,13 @@ def _place(f: _Lanes, u: UOp) -> tuple[str, bool]:
     return f"{name}[{operand(f, at)}]", True
 
 
+def _emit_for_lanes(f: _Lanes, line: str) -> None:
+    f.emit(f"for (int l = 0; l < {f.count}; l++) {{")
+    f.emit(f"  const int64_t own = {_own(f)};")
+    f.emit(f"  {line}")
+    f.emit("}")
+
+
 def _load(f: _Lanes, u: UOp) -> None:
     place, is_vector = _place(f, u.src[0])
     name = f.named(u)
@@ -154,10 +161,7 @@ def _load(f: _Lanes, u: UOp) -> None:
         f.emit(f"const {f.vector(u.dtype)} {name} = {place};")
     else:
         f.emit(f"{f.vector(u.dtype)} {name};")
-        f.emit(f"for (int l = 0; l < {f.count}; l++) {{")
-        f.emit(f"  const int64_t own = {_own(f)};")
-        f.emit(f"  {name}[l] = {place};")
-        f.emit("}")
+        _emit_for_lanes(f, f"{name}[l] = {place};")
 
 
 def _store(f: _Lanes, u: UOp) -> None:
@@ -168,10 +172,7 @@ def _store(f: _Lanes, u: UOp) -> None:
     elif is_vector:
         f.emit(f"{place} = {_vector(f, value)};")
     else:
-        f.emit(f"for (int l = 0; l < {f.count}; l++) {{")
-        f.emit(f"  const int64_t own = {_own(f)};")
-        f.emit(f"  {place} = {_of_lane(f, value)};")
-        f.emit("}")
+        _emit_for_lanes(f, f"{place} = {_of_lane(f, value)};")
 
 
 def _element(f: _Lanes, dtype: DType) -> str:

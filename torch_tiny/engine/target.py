@@ -83,15 +83,7 @@ class Cpu(Target):
             _ctypes.dlclose(loaded._handle)
 
     def kernels(self, program: Program[Any], prefix: str) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": f"{prefix}_{kernel.name}",
-                "buffers": kernel.buffers,
-                "parallel": kernel.parallel,
-                "work": kernel.work,
-            }
-            for kernel in program.kernels
-        ]
+        return _told(program, prefix, "buffers", "parallel", "work")
 
 
 class Cuda(Target):
@@ -113,16 +105,14 @@ class Cuda(Target):
         return cuda_compile.compile(text, self._architecture)
 
     def kernels(self, program: Program[Any], prefix: str) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": f"{prefix}_{kernel.name}",
-                "buffers": kernel.buffers,
-                "grid": kernel.grid,
-                "block": kernel.block,
-                "shared": kernel.shared,
-            }
-            for kernel in program.kernels
-        ]
+        return _told(program, prefix, "buffers", "grid", "block", "shared")
+
+
+def _told(program: Program[Any], prefix: str, *what: str) -> list[dict[str, Any]]:
+    return [
+        {"name": f"{prefix}_{kernel.name}", **{name: getattr(kernel, name) for name in what}}
+        for kernel in program.kernels
+    ]
 
 
 def _prefixed(programs: Mapping[str, Program[Any]]) -> list[str]:

@@ -16,13 +16,7 @@ from torch_tiny.lower.complex_math import (
     is_zero,
 )
 from torch_tiny.lower.complex_parts import by_parts, dtype_of_parts, picked_parts
-from torch_tiny.lower.complex_value import (
-    PARTS,
-    Complex,
-    as_complex,
-    part_dtype,
-    promoted,
-)
+from torch_tiny.lower.complex_value import PARTS, Complex, as_complex, part_dtype, promoted
 from torch_tiny.lower.promote import Lifted, NoLowering, Operand, as_uop, cast
 from torch_tiny.lower.rule import Function, Results, Table
 from torch_tiny.lower.shapes import DTYPES, broadcast, cut, full, pad, total, wrap_dims
@@ -323,13 +317,11 @@ COLUMN: dict[str, Function] = {
         ("full", 1), ("full_like", 1), ("new_full", 2), ("scalar_tensor", 0),
     )},
     "linspace": _created("linspace", 0, 1),
-    "mm": _product(matmul.rounded),
-    "bmm": _product(matmul.rounded),
+    **dict.fromkeys(("mm", "bmm"), _product(matmul.rounded)),
     "mv": _product(matmul.by_vector),
     "dot": _product(matmul.dot),
     "vdot": lambda a, b: _product(matmul.dot)(a.conj(), b),
-    "addmm": _added(matmul.rounded),
-    "baddbmm": _added(matmul.rounded),
+    **dict.fromkeys(("addmm", "baddbmm"), _added(matmul.rounded)),
     "addbmm": _added(lambda a, b: total(matmul.matmul(a, b), (0,))),
     "addmv": _added(matmul.by_vector),
     "addr": _added(lambda a, b: a.unsqueeze(1) * b),

@@ -7,15 +7,7 @@ from torch_tiny.lower.arithmetic import add, maximum, minimum, signbit
 from torch_tiny.lower.complex_parts import by_parts
 from torch_tiny.lower.conditions import require, require_index
 from torch_tiny.lower.pick import gathered, kept, picked
-from torch_tiny.lower.promote import (
-    NoLowering,
-    Number,
-    Operand,
-    as_uop,
-    cast,
-    is_float,
-    math_dtype,
-)
+from torch_tiny.lower.promote import NoLowering, Number, Operand, as_uop, cast, is_float, math_dtype
 from torch_tiny.lower.reduce import amax, amin, cumsum
 from torch_tiny.lower.rule import Function, Rule, Table, heavy, rules
 from torch_tiny.lower.shapes import Shape, arange, full, full_like, positions, total, wrap_dim
@@ -331,26 +323,23 @@ _READS: dict[str, Function] = {
     "index_select": _index_select,
     "gather": gather,
     "take": take_flat,
-    "index.Tensor": index_tensor,
-    "_unsafe_index.Tensor": index_tensor,
+    **dict.fromkeys(("index.Tensor", "_unsafe_index.Tensor"), index_tensor),
     "embedding": embedding,
 }
 _WRITES: dict[str, Function] = {
     "scatter.src": scatter,
     "scatter_add": scatter_add,
-    "index_put": index_put,
+    **dict.fromkeys(("index_put", "_unsafe_index_put"), index_put),
     "_index_put_impl": lambda x, indices, values, accumulate, _: index_put(
         x, indices, values, accumulate
     ),
-    "_unsafe_index_put": index_put,
     "index_copy": _index_copy,
     "put": _put,
     "embedding_dense_backward": embedding_dense_backward,
 }
 _WRITES_OF_NUMBERS: dict[str, Function] = {
     "scatter.value": scatter,
-    "index_fill.int_Scalar": _index_fill,
-    "index_fill.int_Tensor": _index_fill,
+    **dict.fromkeys(("index_fill.int_Scalar", "index_fill.int_Tensor"), _index_fill),
 }
 TABLE: Table = {
     **rules(_READS, complex_of=by_parts),

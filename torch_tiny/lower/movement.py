@@ -7,14 +7,7 @@ from typing import Any
 
 from torch_tiny.lower.complex_parts import by_parts
 from torch_tiny.lower.index import place, take
-from torch_tiny.lower.promote import (
-    NoLowering,
-    Number,
-    cast,
-    join,
-    known,
-    math_dtype,
-)
+from torch_tiny.lower.promote import NoLowering, Number, cast, join, known, math_dtype
 from torch_tiny.lower.reduce import sums
 from torch_tiny.lower.rule import Function, Rule, Table, heavy, rules
 from torch_tiny.lower.shapes import (
@@ -385,15 +378,12 @@ def _reshape(x: UOp, size: Sequence[int], *_: Any) -> UOp:
 
 
 VIEWS: dict[str, Function] = {
-    "view": _reshape,
-    "_unsafe_view": _reshape,
-    "_reshape_alias": _reshape,
+    **dict.fromkeys(("view", "_unsafe_view", "_reshape_alias"), _reshape),
     "expand": _expand,
     "permute": lambda x, dims: x.permute(tuple(wrap_dim(d, x.ndim) for d in dims)),
     "transpose.int": _transpose,
     "t": lambda x: x.permute((1, 0)) if x.ndim == 2 else x,
-    "squeeze": _squeeze,
-    "squeeze.dim": _squeeze,
+    **dict.fromkeys(("squeeze", "squeeze.dim"), _squeeze),
     "squeeze.dims": lambda x, dims: _squeeze(x, dims) if dims else x,
     "unsqueeze": lambda x, dim: x.unsqueeze(wrap_dim(dim, x.ndim + 1)),
     "slice.Tensor": sliced,
@@ -438,8 +428,7 @@ _LIGHT: dict[str, Function] = {
     "im2col": _im2col,
     "pixel_shuffle": _pixel_shuffle,
     "pixel_unshuffle": _pixel_unshuffle,
-    "channel_shuffle": _channel_shuffle,
-    "native_channel_shuffle": _channel_shuffle,
+    **dict.fromkeys(("channel_shuffle", "native_channel_shuffle"), _channel_shuffle),
 }
 _ADJOINTS: dict[str, Function] = {
     **_edge_pads(_edge_pad_backward, "_backward"),
@@ -453,6 +442,5 @@ TABLE: Table = {
     "constant_pad_nd": Rule(_constant_pad, by_parts(_constant_pad, 2)),
     "cat": concatenate,
     "stack": stack,
-    "view.dtype": _bitcast,
-    "view_copy.dtype": _bitcast,
+    **dict.fromkeys(("view.dtype", "view_copy.dtype"), _bitcast),
 }

@@ -417,9 +417,7 @@ TABLE: Table = {
     "binary_cross_entropy": _bce,
     "binary_cross_entropy_backward": _bce_backward,
     "binary_cross_entropy_with_logits": _bce_logits,
-    "nll_loss_forward": _nll_forward,
-    "nll_loss_backward": _nll_backward,
-    "nll_loss2d_forward": _nll_forward,
-    "nll_loss2d_backward": _nll_backward,
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _nll_forward),
+    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _nll_backward),
     "native_dropout_backward": _dropout_backward,
 }

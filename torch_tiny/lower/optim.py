@@ -120,12 +120,9 @@ def _is_zero(number: Operand) -> bool:
 
 
 TABLE: Table = {
-    "_fused_adam": _adam(decoupled=False),
-    "_fused_adam.tensor_lr": _adam(decoupled=False),
-    "_fused_adamw": _adam(decoupled=True),
-    "_fused_adamw.tensor_lr": _adam(decoupled=True),
+    **dict.fromkeys(("_fused_adam", "_fused_adam.tensor_lr"), _adam(decoupled=False)),
+    **dict.fromkeys(("_fused_adamw", "_fused_adamw.tensor_lr"), _adam(decoupled=True)),
     "_amp_foreach_non_finite_check_and_unscale_": _unscale,
     "_amp_update_scale_": _update_scale,
-    "_fused_sgd": _sgd,
-    "_fused_sgd.tensor_lr": _sgd,
+    **dict.fromkeys(("_fused_sgd", "_fused_sgd.tensor_lr"), _sgd),
 }

@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from torch_tiny.lower.arithmetic import absolute, exp, is_nan, log, log_add, maximum
 from torch_tiny.lower.complex_parts import by_parts
 from torch_tiny.lower.pick import gathered
-from torch_tiny.lower.promote import (
-    Lifted,
-    Number,
-    as_uop,
-    cast,
-    float_dtype,
-    is_float,
-    math_dtype,
-)
+from torch_tiny.lower.promote import Lifted, Number, as_uop, cast, float_dtype, is_float, math_dtype
 from torch_tiny.lower.rule import Function, Rule, Table, heavy, rules
 from torch_tiny.lower.shapes import (
     arange,
@@ -294,8 +286,7 @@ _SCANS: dict[str, Function] = {
     "cumprod": _cumulative(_PRODUCTS),
     "cummax": _cumulative_best,
     "cummin": _cumulative_least,
-    "logcumsumexp": _logcumsumexp,
-    "_logcumsumexp": _logcumsumexp,
+    **dict.fromkeys(("logcumsumexp", "_logcumsumexp"), _logcumsumexp),
     # They write the two tensors that they are given after x.
     "_cummax_helper": lambda x, _values, _index, dim: _cumulative_best(x, dim),
     "_cummin_helper": lambda x, _values, _index, dim: _cumulative_least(x, dim),
@@ -306,11 +297,9 @@ PLAIN: dict[str, Function] = {
     ),
     "prod": lambda x, dtype: product(x, None, False, dtype),
     "prod.dim_int": product,
-    "amax": amax,
-    "amin": amin,
+    **dict.fromkeys(("amax", "max"), amax),
+    **dict.fromkeys(("amin", "min"), amin),
     "aminmax": lambda x, *over: (amin(x, *over), amax(x, *over)),
-    "max": amax,
-    "min": amin,
     "max.dim": lambda x, *over: (amax(x, *over), argmax(x, *over)),
     "min.dim": lambda x, *over: (amin(x, *over), argmin(x, *over)),
     "argmax": argmax,
@@ -322,8 +311,7 @@ PLAIN: dict[str, Function] = {
     "logsumexp": logsumexp,
     "linalg_vector_norm": vector_norm,
     "norm.Scalar": lambda x, p: _norm(x, p, None, False),
-    "norm.ScalarOpt_dim": _norm,
-    "norm.ScalarOpt_dim_dtype": _norm,
+    **dict.fromkeys(("norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype"), _norm),
     "norm.ScalarOpt_dtype": lambda x, p, dtype: _norm(x, p, None, False, dtype),
     "dist": lambda a, b, p: vector_norm(a - b, p),
     "renorm": _renorm,
