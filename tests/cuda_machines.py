@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from torch_tiny.engine import cuda
+from torch_tiny.engine import cuda, cuda_compile
 from torch_tiny.engine.codegen_home import Program
 
 HEADER = Path(__file__).parent / "cuda_emulator.h"
@@ -67,7 +67,7 @@ class Gpu(Machine):
         module = ctypes.c_void_p()
         self.check(
             self.driver.cuModuleLoadData(
-                ctypes.byref(module), cuda.compile(program.source, self.arch)
+                ctypes.byref(module), cuda_compile.compile(program.source, self.arch)
             )
         )
         self.functions = {}

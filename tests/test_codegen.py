@@ -4,8 +4,8 @@ import ctypes
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
+import compiled_program
 import numpy as np
 import pytest
 import torch
@@ -27,8 +27,6 @@ DTYPES = {
 }
 FROM_UOP = {v: k for k, v in DTYPES.items()}
 
-counter = itertools.count()
-
 
 @pytest.fixture(autouse=True)
 def seed():
@@ -36,7 +34,7 @@ def seed():
 
 
 @pytest.fixture
-def compute(tmp_path: Path):
+def compute():
     """compute(fn, *tensors): runs fn over UOps; `into` names inputs that results overwrite."""
 
     def go(
@@ -61,10 +59,9 @@ def compute(tmp_path: Path):
                 memory.append(torch.empty(value.shape, dtype=FROM_UOP[value.dtype]))
         flat = {i: v.reshape(math.prod(v.shape)) for i, v in zip(places, results, strict=True)}
         program = codegen.generate([(DTYPES[t.dtype], t.numel()) for t in memory], flat, variant)
-        path = tmp_path / f"{next(counter)}.so"
-        codegen.compile_shared_object(program.source, path)
-        codegen.run(program, path, [as_bytes(t) for t in memory])
-        go.program = program  # type: ignore[attr-defined]
+        library = compiled_program.loaded(program.source)
+        compiled_program.run(program, library, [as_bytes(t) for t in memory])
+        go.program, go.library = program, library  # type: ignore[attr-defined]
         return tuple(memory[i] for i in places)
 
     return go
@@ -490,12 +487,12 @@ def test_in_place_hazards(compute, name, variant):
         close(g, w.contiguous(), 1e-4, 1e-5)
 
 
-def test_parts_of_a_kernel_can_run_apart(compute, tmp_path):
+def test_parts_of_a_kernel_can_run_apart(compute):
     """begin and end cut a kernel: running it in pieces, in any order, gives the same."""
     x = torch.randn(64, 256)
     (want,) = compute(lambda a: a.softmax(-1), x)
     program = compute.program
-    library = ctypes.CDLL(str(sorted(tmp_path.glob("*.so"))[-1]))
+    library = compute.library
     out = torch.zeros(64, 256)
     (kernel,) = program.kernels
     pointers = [(x, out)[b].data_ptr() for b in kernel.buffers]

@@ -12,14 +12,14 @@ import torch
 from cuda_machines import Emulator, Gpu, Machine
 from test_codegen import DTYPES, FROM_UOP, ODD, close, same
 
-from torch_tiny.engine import cuda
+from torch_tiny.engine import cuda, cuda_compile
 from torch_tiny.uops import UOp, buffer_param, call, dtypes
 
 F32 = dtypes.float32
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 needs_nvrtc = pytest.mark.skipif(
-    cuda.why_no_compiler() is not None, reason=f"no NVRTC: {cuda.why_no_compiler()}"
+    cuda_compile.why_no_compiler() is not None, reason=f"no NVRTC: {cuda_compile.why_no_compiler()}"
 )
 
 
@@ -411,13 +411,13 @@ def test_compiles(arch):
     outputs = {2: softmax(x).reshape((4096 * 1024,)), 3: x.sum(0), 1: h * 2.0}
     typed = [(F32, 4096 * 1024), (dtypes.float16, 4096 * 1024), (F32, 4096 * 1024), (F32, 1024)]
     program = cuda.generate(typed, outputs)
-    assert cuda.compile(program.source, arch)[:4] == b"\x7fELF"
+    assert cuda_compile.compile(program.source, arch)[:4] == b"\x7fELF"
 
 
 @needs_nvrtc
 def test_compiler_errors_are_told():
     with pytest.raises(RuntimeError, match="nonsense"):
-        cuda.compile("nonsense", "sm_90")
+        cuda_compile.compile("nonsense", "sm_90")
 
 
 def test_wide_loads():

@@ -1,13 +1,14 @@
 """Every aten call that op_db makes, forward and backward, lowered, compiled and compared."""
 
+import ctypes
 import dataclasses
 import itertools
 import re
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import compiled_program
 import pytest
 import torch
 from no_lowering import NO_LOWERING, REFUSED
@@ -18,6 +19,7 @@ from util import largest_error
 
 from torch_tiny.engine import c_math, codegen
 from torch_tiny.engine.codegen_home import Program
+from torch_tiny.engine.codegen_place import Kernel
 from torch_tiny.lower import Lifted, NoLowering, linalg, lower, movement, spectral, written
 from torch_tiny.lower.shapes import DTYPES
 from torch_tiny.uops import UOp, buffer_param, dtypes
@@ -142,7 +144,7 @@ class Lowered:
     """A call as a program over arrays: its tensors, its lifted numbers, its results."""
 
     call: Call
-    program: Program[codegen.Kernel]
+    program: Program[Kernel]
     tensors: list[torch.Tensor]
     outputs: list[torch.Tensor | None]
 
@@ -192,11 +194,11 @@ def _empty(shape: tuple[int, ...], dtype: Any) -> UOp:
     return UOp.const(0, dtype).reshape((1,) * len(shape)).expand(shape)
 
 
-def run_all(many: list[Lowered], path: Path) -> Iterator[tuple[Lowered, str]]:
+def run_all(many: list[Lowered]) -> Iterator[tuple[Lowered, str]]:
     """Compiles all programs in one call of gcc; gives each with what is wrong with it."""
     heads: set[str] = set()
     bodies: list[str] = []
-    programs: list[Program[codegen.Kernel]] = []
+    programs: list[Program[Kernel]] = []
     for number, one in enumerate(many):
         program = one.program
         if not program.kernels:
@@ -204,7 +206,7 @@ def run_all(many: list[Lowered], path: Path) -> Iterator[tuple[Lowered, str]]:
             continue
         head = program.source[: program.source.index(program.kernels[0].source)]
         heads.update(head.replace(c_math.HELPERS, "").splitlines())
-        kernels: list[codegen.Kernel] = []
+        kernels: list[Kernel] = []
         for kernel in program.kernels:
             name = f"p{number}_{kernel.name}"
             if all(name != other.name for other in kernels):  # kernels may share a function
@@ -214,18 +216,18 @@ def run_all(many: list[Lowered], path: Path) -> Iterator[tuple[Lowered, str]]:
     include = [line for line in heads if line.startswith("#")]
     rest = sorted(heads - set(include))
     source = "\n".join(["#include <stdint.h>", *include, *rest, c_math.HELPERS, *bodies])
-    _compile(source, path)
+    library = _compiled(source)
     for one, program in zip(many, programs, strict=True):
         arrays = [_array(t) for t in (*one.tensors, *one.outputs) if t is not None]
-        codegen.run(program, path, arrays)
+        compiled_program.run(program, library, arrays)
         yield one, _difference(one)
 
 
-def _compile(source: str, path: Path) -> None:
+def _compiled(source: str) -> ctypes.CDLL:
     command = codegen.GCC
     codegen.GCC = ["-O1" if flag == "-O3" else flag for flag in command]
     try:
-        codegen.compile_shared_object(source, path)
+        return compiled_program.loaded(source)
     finally:
         codegen.GCC = command
 
@@ -368,10 +370,10 @@ def program_calls() -> dict[str, list[Call]]:
     return found
 
 
-def test_training_lowers_completely(tmp_path: Path) -> None:
+def test_training_lowers_completely() -> None:
     calls = {c.key: c for calls in program_calls().values() for c in calls}
     lowered = [lower_call(call) for call in calls.values()]
-    found = run_all(lowered, tmp_path / "programs.so")
+    found = run_all(lowered)
     wrong = [f"{one.call.key[:200]}: {bad}" for one, bad in found if bad]
     assert not wrong, "\n".join(wrong)
 
@@ -405,18 +407,14 @@ def _largest_calls(dtype: torch.dtype, backward: bool) -> list[Call]:
     [(torch.float32, True), (torch.bfloat16, False), (torch.int64, False), (torch.bool, False)],
     ids=str,
 )
-def test_operators_agree_with_the_cpu(dtype: torch.dtype, backward: bool, tmp_path: Path) -> None:
+def test_operators_agree_with_the_cpu(dtype: torch.dtype, backward: bool) -> None:
     lowered, missing = [], []
     for call in _largest_calls(dtype, backward):
         try:
             lowered.append(lower_call(call))
         except NoLowering:
             missing.append(call.op)
-    wrong = [
-        f"{one.call.key[:200]}: {bad}"
-        for one, bad in run_all(lowered, tmp_path / "operators.so")
-        if bad
-    ]
+    wrong = [f"{one.call.key[:200]}: {bad}" for one, bad in run_all(lowered) if bad]
     assert not wrong, "\n".join(wrong)
     unknown = set(missing) - NO_LOWERING.keys() - REFUSED.keys()
     assert not unknown, f"no lowering any more: {sorted(unknown)}"

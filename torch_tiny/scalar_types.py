@@ -3,40 +3,16 @@
 import sys
 from typing import TYPE_CHECKING
 
-__all__ = [
-    "bfloat16",
-    "bool_",
-    "complex32",
-    "complex64",
-    "complex128",
-    "dtype",
-    "float16",
-    "float32",
-    "float64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-]
-
 if TYPE_CHECKING or "torch" in sys.modules:
-    from torch import (
-        bfloat16,
-        complex32,
-        complex64,
-        complex128,
-        dtype,
-        float16,
-        float32,
-        float64,
-        int8,
-        int16,
-        int32,
-        int64,
-        uint8,
-    )
-    from torch import bool as bool_
+    import torch
+    from torch import dtype as dtype
+
+    bool_, uint8, int8 = torch.bool, torch.uint8, torch.int8
+    int16, int32, int64 = torch.int16, torch.int32, torch.int64
+    float16, bfloat16 = torch.float16, torch.bfloat16
+    float32, float64 = torch.float32, torch.float64
+    complex32, complex64 = torch.complex32, torch.complex64
+    complex128 = torch.complex128
 else:
 
     class dtype:  # noqa: N801

@@ -5,13 +5,7 @@ from typing import Any
 
 from torch_tiny import scalar_types as types
 from torch_tiny.lower import Lifted, NoLowering, lower
-from torch_tiny.lower.complex_value import (
-    PARTS,
-    Complex,
-    from_real,
-    read_complex,
-    write_complex,
-)
+from torch_tiny.lower.complex_value import PARTS, Complex, from_real, read_complex, write_complex
 from torch_tiny.lower.conditions import all_hold
 from torch_tiny.lower.shapes import DTYPES
 from torch_tiny.trace import Call, Tensor, Trace, Value

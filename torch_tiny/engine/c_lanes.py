@@ -8,7 +8,7 @@ one; a loop that does only that is turned inside out, so that memory is read alo
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch_tiny.engine.c_renderer import OPERATORS, c_name, constant
+from torch_tiny.engine.c_renderer import OPERATORS, Text, c_name, callable_text, operand
 from torch_tiny.linalg.kernel import MATRICES, PER_LANE
 from torch_tiny.uops import AddrSpace, DType, Ops, UOp, dtypes
 
@@ -21,32 +21,23 @@ def lanes_of(dtype: DType) -> int:
 
 
 @dataclass
-class _Lanes:
+class _Lanes(Text):
     dtype: DType
-    pointers: Mapping[UOp, str]
     batch: int
-    names: dict[UOp, str] = field(default_factory=dict)
     varying: set[UOp] = field(default_factory=set)
     scalar: set[UOp] = field(default_factory=set)  # of one lane, in a loop that is inside out
     one_lane: bool = False
     kinds: list[int] = field(default_factory=list)  # braces of each open loop
-    lines: list[str] = field(default_factory=list)
-    depth: int = 1
-    made: int = 0
 
     @property
     def count(self) -> int:
         return lanes_of(self.dtype)
 
-    def emit(self, line: str) -> None:
-        self.lines.append("  " * self.depth + line)
-
     def vector(self, dtype: DType) -> str:
         return f"tt_{'f' if dtype in dtypes.floats else 'i'}{self.count}"
 
-    def new(self, u: UOp) -> str:
-        self.names[u] = f"v{self.made}"
-        self.made += 1
+    def named(self, u: UOp) -> str:
+        self.names[u] = self.new("v")
         return self.names[u]
 
 
@@ -55,26 +46,10 @@ def render(
     dtype: DType,
 ) -> str:  # fmt: skip
     """The text of `void name(void *const *buffers, begin, end)`, over groups of matrices."""
-    f = _Lanes(dtype, {u: f"p{i}" for u, i in pointers.items()}, batch)
+    f = _Lanes({u: f"p{i}" for u, i in pointers.items()}, dtype, batch)
     for u in uops:
         _one(f, u)
-    kinds = {i: c_name(u.dtype) for u, i in pointers.items()}
-    order = sorted(kinds)
-    parameters = ", ".join(
-        f"{'' if i in written else 'const '}{kinds[i]} *restrict p{i}" for i in order
-    )
-    arguments = ", ".join(f"({kinds[i]} *)buffers[{i}]" for i in order)
-    return "\n".join(
-        (
-            "static __attribute__((noinline))",
-            f"void {name}_body({parameters}, int64_t begin, int64_t end) {{",
-            *f.lines,
-            "}",
-            f"void {name}(void *const *buffers, int64_t begin, int64_t end) {{",
-            f"  {name}_body({arguments}, begin, end);",
-            "}",
-        )
-    )
+    return callable_text(name, f.lines, pointers, written)
 
 
 def _one(f: _Lanes, u: UOp) -> None:
@@ -84,7 +59,7 @@ def _one(f: _Lanes, u: UOp) -> None:
         case Ops.PARAM:
             f.names[u] = f.pointers[u]
         case Ops.BUFFER:
-            name = f.new(u)
+            name = f.named(u)
             size = u.max_numel()
             kind = f.vector(u.dtype)
             f.emit(f"{kind} {name};" if _is_variable(u) else f"{kind} {name}[{size}];")
@@ -114,7 +89,7 @@ def _one(f: _Lanes, u: UOp) -> None:
 def _condition(f: _Lanes, u: UOp) -> str:
     """Whether it holds for one of the lanes."""
     if u not in f.varying:
-        return _uniform(f, u)
+        return operand(f, u)
     if f.one_lane:
         return _of_lane(f, u)
     return f"{f.vector(dtypes.bool)}_any({f.names[u]})"
@@ -125,8 +100,8 @@ def _is_variable(buffer: UOp) -> bool:
 
 
 def _open(f: _Lanes, u: UOp) -> None:
-    i = f.new(u)
-    end = _uniform(f, u.src[0])
+    i = f.named(u)
+    end = operand(f, u.src[0])
     if u.arg[-1] is MATRICES:
         f.varying.add(u)
         f.emit("for (int64_t group = begin; group < end; group++) {")
@@ -165,12 +140,19 @@ def _place(f: _Lanes, u: UOp) -> tuple[str, bool]:
         return f"{name}[{_of_lane(f, at)}]", False
     if f.one_lane or u in f.varying:
         return f"{name}[{_of_lane(f, at)}][l]", False
-    return f"{name}[{_uniform(f, at)}]", True
+    return f"{name}[{operand(f, at)}]", True
+
+
+def _emit_for_lanes(f: _Lanes, line: str) -> None:
+    f.emit(f"for (int l = 0; l < {f.count}; l++) {{")
+    f.emit(f"  const int64_t own = {_own(f)};")
+    f.emit(f"  {line}")
+    f.emit("}")
 
 
 def _load(f: _Lanes, u: UOp) -> None:
     place, is_vector = _place(f, u.src[0])
-    name = f.new(u)
+    name = f.named(u)
     f.varying.add(u)
     if f.one_lane:
         f.scalar.add(u)
@@ -179,10 +161,7 @@ def _load(f: _Lanes, u: UOp) -> None:
         f.emit(f"const {f.vector(u.dtype)} {name} = {place};")
     else:
         f.emit(f"{f.vector(u.dtype)} {name};")
-        f.emit(f"for (int l = 0; l < {f.count}; l++) {{")
-        f.emit(f"  const int64_t own = {_own(f)};")
-        f.emit(f"  {name}[l] = {place};")
-        f.emit("}")
+        _emit_for_lanes(f, f"{name}[l] = {place};")
 
 
 def _store(f: _Lanes, u: UOp) -> None:
@@ -193,10 +172,7 @@ def _store(f: _Lanes, u: UOp) -> None:
     elif is_vector:
         f.emit(f"{place} = {_vector(f, value)};")
     else:
-        f.emit(f"for (int l = 0; l < {f.count}; l++) {{")
-        f.emit(f"  const int64_t own = {_own(f)};")
-        f.emit(f"  {place} = {_of_lane(f, value)};")
-        f.emit("}")
+        _emit_for_lanes(f, f"{place} = {_of_lane(f, value)};")
 
 
 def _element(f: _Lanes, dtype: DType) -> str:
@@ -205,15 +181,11 @@ def _element(f: _Lanes, dtype: DType) -> str:
     return c_name(dtypes.int32 if f.count == 16 else dtypes.int64)
 
 
-def _uniform(f: _Lanes, u: UOp) -> str:
-    return constant(u.arg, u.dtype) if u.op is Ops.CONST else f.names[u]
-
-
 def _vector(f: _Lanes, u: UOp) -> str:
     """u as a vector."""
     if u in f.varying:
         return f.names[u]
-    text = _uniform(f, u)
+    text = operand(f, u)
     zero = f"(({f.vector(u.dtype)}){{0}})"
     if u.dtype == dtypes.bool:
         return f"({zero} - ({_element(f, u.dtype)}){text})"
@@ -225,7 +197,7 @@ def _of_lane(f: _Lanes, u: UOp) -> str:
     if u.op is Ops.RANGE and u.arg[-1] is MATRICES:
         return "own"
     if u not in f.varying or u in f.scalar:
-        return _uniform(f, u)
+        return operand(f, u)
     if f.names.get(u, "").startswith("v"):
         return f"{f.names[u]}[l]"
     return _expression(f, u, [_of_lane(f, s) for s in u.src], False)
@@ -233,9 +205,9 @@ def _of_lane(f: _Lanes, u: UOp) -> str:
 
 def _compute(f: _Lanes, u: UOp) -> None:
     if not any(s in f.varying for s in u.src):
-        name = f.new(u)
+        name = f.named(u)
         kind = "int64_t" if u.dtype == dtypes.int32 else c_name(u.dtype)
-        text = _expression(f, u, [_uniform(f, s) for s in u.src], False)
+        text = _expression(f, u, [operand(f, s) for s in u.src], False)
         f.emit(f"const {kind} {name} = {text};")
         return
     f.varying.add(u)
@@ -246,13 +218,13 @@ def _compute(f: _Lanes, u: UOp) -> None:
         f.scalar.add(u)
         text = _expression(f, u, [_of_lane(f, s) for s in u.src], False)
         kind = "_Bool" if u.dtype == dtypes.bool else _element(f, u.dtype)
-        f.emit(f"const {kind} {f.new(u)} = {text};")
+        f.emit(f"const {kind} {f.named(u)} = {text};")
         return
     operands = [_vector(f, s) for s in u.src]
     if u.op is Ops.WHERE and u.src[0] not in f.varying:
-        operands[0] = _uniform(f, u.src[0])
+        operands[0] = operand(f, u.src[0])
     text = _expression(f, u, operands, True)
-    f.emit(f"const {f.vector(u.dtype)} {f.new(u)} = {text};")
+    f.emit(f"const {f.vector(u.dtype)} {f.named(u)} = {text};")
 
 
 def _holds_matrix(f: _Lanes, u: UOp) -> bool:

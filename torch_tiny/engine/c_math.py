@@ -39,8 +39,6 @@ _ARITY = {
 }
 _VECTOR = frozenset((*_VECTOR_UNARY, *_VECTOR_BINARY))
 
-CALL_NAMES = frozenset((*_TEMPLATES, *_ARITY))
-
 # One compare more than C's max: NaN wins, as in torch.maximum. `|` keeps it free of branches.
 _COMPARISONS = """
 static inline {t} tt_maximum{f}({t} a, {t} b) {{ return (a < b) | (b != b) ? b : a; }}

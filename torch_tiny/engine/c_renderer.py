@@ -33,6 +33,7 @@ OPERATORS = {
     Ops.AND: "&", Ops.OR: "|", Ops.XOR: "^", Ops.SHL: "<<", Ops.SHR: ">>",
     Ops.CMPLT: "<", Ops.CMPNE: "!=", Ops.CMPEQ: "==",
 }  # fmt: skip
+FUNCTIONS = (Ops.SQRT, Ops.TRUNC, Ops.EXP2, Ops.LOG2, Ops.SIN)
 # Signed overflow is undefined in C and wraps in PyTorch: these go through an unsigned type {u}, one
 # that C does not compute with as int.
 _WRAPPING = {
@@ -62,7 +63,7 @@ class Target(Renderer):
     """What tinygrad's lowering has to know about our C: which operators exist."""
 
     code_for_op: dict[Ops, Callable[..., str]] = dict.fromkeys(
-        (*OPERATORS, Ops.WHERE, Ops.NEG, Ops.SQRT, Ops.TRUNC, Ops.EXP2, Ops.LOG2, Ops.SIN), str
+        (*OPERATORS, *FUNCTIONS, Ops.WHERE, Ops.NEG), str
     )
 
     def supported_dtypes(self) -> set[DType]:
@@ -70,19 +71,14 @@ class Target(Renderer):
 
 
 @dataclass
-class Function:
-    """A C function under construction."""
+class Text:
+    """A function under construction."""
 
     pointers: Mapping[UOp, str]
-    names: dict[UOp, str] = field(default_factory=dict)
-    from_memory: set[UOp] = field(default_factory=set)
-    uses: Counter[UOp] = field(default_factory=Counter)
-    lines: list[str] = field(default_factory=list)
-    prototypes: set[str] = field(default_factory=set)
-    independent: set[UOp] = field(default_factory=set)
-    scalar: set[UOp] = field(default_factory=set)
-    depth: int = 1
-    made: int = 0
+    names: dict[UOp, str] = field(default_factory=dict, init=False)
+    lines: list[str] = field(default_factory=list, init=False)
+    depth: int = field(default=1, init=False)
+    made: int = field(default=0, init=False)
 
     def emit(self, line: str) -> None:
         self.lines.append("  " * self.depth + line)
@@ -91,6 +87,15 @@ class Function:
         """A name. A routine may compute the same node again in another loop."""
         self.made += 1
         return f"{prefix}{self.made}"
+
+
+@dataclass
+class _Function(Text):
+    from_memory: set[UOp] = field(default_factory=set)
+    uses: Counter[UOp] = field(default_factory=Counter)
+    prototypes: set[str] = field(default_factory=set)
+    independent: set[UOp] = field(default_factory=set)
+    scalar: set[UOp] = field(default_factory=set)
 
 
 def render(
@@ -104,31 +109,37 @@ def render(
 
     pointers: for each PARAM the position in `buffers`. divided: the loop cut by begin and end.
     """
-    function = Function({u: f"p{i}" for u, i in pointers.items()})
+    function = _Function({u: f"p{i}" for u, i in pointers.items()})
     function.uses = Counter(s for u in uops for s in u.src)
     reductions = _reductions(uops)
     function.independent = _independent(uops)
     function.scalar = _scalar(uops) - function.independent
     for u in uops:
         _render_one(function, u, reductions, divided)
+    return callable_text(name, function.lines, pointers, written), function.prototypes
+
+
+def callable_text(
+    name: str, lines: Sequence[str], pointers: Mapping[UOp, int], written: set[int]
+) -> str:
+    """The function of these lines, and around it the one that the core calls."""
     kinds = {i: _C_NAMES[u.dtype] for u, i in pointers.items()}
     order = sorted(kinds)
     parameters = ", ".join(
         f"{'' if i in written else 'const '}{kinds[i]} *restrict p{i}" for i in order
     )
     arguments = ", ".join(f"({kinds[i]} *)buffers[{i}]" for i in order)
-    text = "\n".join(
+    return "\n".join(
         (
             "static __attribute__((noinline))",
             f"void {name}_body({parameters}, int64_t begin, int64_t end) {{",
-            *function.lines,
+            *lines,
             "}",
             f"void {name}(void *const *buffers, int64_t begin, int64_t end) {{",
             f"  {name}_body({arguments}, begin, end);",
             "}",
         )
     )
-    return text, function.prototypes
 
 
 def wrapping(name: str, dtype: DType, operands: Sequence[str]) -> str:
@@ -145,7 +156,7 @@ def c_name(dtype: DType) -> str:
 
 
 def _render_one(
-    f: Function, u: UOp, reductions: Mapping[UOp, list[tuple[str, UOp]]], divided: UOp | None
+    f: _Function, u: UOp, reductions: Mapping[UOp, list[tuple[str, UOp]]], divided: UOp | None
 ) -> None:
     match u.op:
         case Ops.NOOP | Ops.GROUP | Ops.CONST | Ops.SINK | Ops.BARRIER | Ops.STACK:
@@ -169,7 +180,7 @@ def _render_one(
             elif u in f.independent:
                 f.emit("#pragma omp simd")
             i, kind = f.names[u], _kind(f, u)
-            first, last = ("begin", "end") if u is divided else ("0", _operand(f, u.src[0]))
+            first, last = ("begin", "end") if u is divided else ("0", operand(f, u.src[0]))
             f.emit(f"for ({kind} {i} = {first}; {i} < {last}; {i}++) {{")
             f.depth += 1
             if u in f.scalar:
@@ -178,20 +189,20 @@ def _render_one(
             f.depth -= 1
             f.emit("}")
         case Ops.IF:
-            f.emit(f"if ({_operand(f, u.src[0])}) {{")
+            f.emit(f"if ({operand(f, u.src[0])}) {{")
             f.depth += 1
         case Ops.INDEX:
             buffer, index = u.src
             pointer = f.names[buffer]
             is_scalar = pointer.startswith("acc")
-            f.names[u] = pointer if is_scalar else f"{pointer}[{_operand(f, index)}]"
+            f.names[u] = pointer if is_scalar else f"{pointer}[{operand(f, index)}]"
         case Ops.STORE:
-            f.emit(f"{f.names[u.src[0]]} = {_operand(f, u.src[1])};")
+            f.emit(f"{f.names[u.src[0]]} = {operand(f, u.src[1])};")
         case Ops.LOAD:
             f.from_memory.add(u)
             text = f.names[u.src[0]]
             if len(u.src) == 3:
-                text = f"({_operand(f, u.src[2])} ? {text} : {_operand(f, u.src[1])})"
+                text = f"({operand(f, u.src[2])} ? {text} : {operand(f, u.src[1])})"
             _assign(f, u, text, u.src[0].addrspace is AddrSpace.REG and f.uses[u] == 1)
         case _:
             name = called_name(u)
@@ -202,7 +213,7 @@ def _render_one(
             _assign(f, u, _expression(f, u, name), constant or (f.uses[u] == 1 and not keep))
 
 
-def _assign(f: Function, u: UOp, text: str, inline: bool) -> None:
+def _assign(f: _Function, u: UOp, text: str, inline: bool) -> None:
     if inline:
         f.names[u] = text
         return
@@ -210,26 +221,28 @@ def _assign(f: Function, u: UOp, text: str, inline: bool) -> None:
     f.emit(f"{_kind(f, u)} {f.names[u]} = {text};")
 
 
-def _kind(f: Function, u: UOp) -> str:
+def _kind(f: _Function, u: UOp) -> str:
     """The C type of a value. Indices are wide: gcc must not fear that they wrap around."""
     is_index = u.dtype == dtypes.int32 and u not in f.from_memory
     return _C_NAMES[dtypes.int64 if is_index else u.dtype]
 
 
-def _operand(f: Function, u: UOp) -> str:
+def operand(f: Text, u: UOp) -> str:
     return constant(u.arg, u.dtype) if u.op is Ops.CONST else f.names[u]
 
 
-def _expression(f: Function, u: UOp, name: str | None) -> str:
+def _expression(f: _Function, u: UOp, name: str | None) -> str:
+    if u.op in FUNCTIONS:
+        name = u.op.name.lower()
     if name is not None and u.dtype in dtypes.ints:
-        return wrapping(name, u.dtype, [_operand(f, s) for s in u.src])
+        return wrapping(name, u.dtype, [operand(f, s) for s in u.src])
     if name is not None:
         if c_math.is_function(name):
             f.prototypes.add(c_math.prototype(name, u.dtype))
-        return c_math.expression(name, u.dtype, tuple(_operand(f, s) for s in u.src))
+        return c_math.expression(name, u.dtype, tuple(operand(f, s) for s in u.src))
     if u.op is Ops.CAST and u.src[0].op is Ops.CONST:
         return constant(u.src[0].arg, u.dtype)
-    source = [_operand(f, s) for s in u.src]
+    source = [operand(f, s) for s in u.src]
     kind = _kind(f, u)
     if u.op in WRAPPING and u.dtype in dtypes.ints and u in f.from_memory:
         return wrapping(WRAPPING[u.op], u.dtype, source)
@@ -252,12 +265,6 @@ def _expression(f: Function, u: UOp, name: str | None) -> str:
             return f"(-{source[0]})"
         case Ops.MAX:
             return "({0} < {1} ? {1} : {0})".format(*source)
-        case Ops.SQRT | Ops.TRUNC:
-            return c_math.expression(u.op.name.lower(), u.dtype, tuple(source))
-        case Ops.EXP2 | Ops.LOG2 | Ops.SIN:
-            called = u.op.name.lower()
-            f.prototypes.add(c_math.prototype(called, u.dtype))
-            return c_math.expression(called, u.dtype, tuple(source))
     return f"({source[0]} {OPERATORS[u.op]} {source[1]})"
 
 

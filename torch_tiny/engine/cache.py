@@ -64,12 +64,12 @@ class PlanFiles:
         """A compiled region."""
         found = self._loaded(f"{key}{_REGION}")
         with suppress(TypeError):
-            return None if found is None else (Code.from_json(found[0]), found[1])
+            return None if found is None else (Code(**found[0]), found[1])
         return None
 
     def store_code(self, key: str, code: Code, library: bytes) -> str:
         """Keep a region. What `store` says."""
-        return self._stored(f"{key}{_REGION}", code.as_json(), library)
+        return self._stored(f"{key}{_REGION}", vars(code), library)
 
     def drop_code(self, key: str) -> None:
         with suppress(OSError), self._opened() as folder:

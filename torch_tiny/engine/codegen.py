@@ -1,15 +1,12 @@
 """From the final values of a region's buffers to C kernels: schedule, fuse, lower, compile."""
 
-import ctypes
 import resource
 import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from torch_tiny.engine import c_renderer
 from torch_tiny.engine.codegen_cut import cut_reductions
@@ -23,17 +20,6 @@ from torch_tiny.engine.codegen_schedule import parts, renumbered, scheduled
 from torch_tiny.uops import DType, Target, UOp, compiling
 from torch_tiny.uops.passes import Hooks, Pass, lower_kernel
 from torch_tiny.uops.rules import half_casts
-
-__all__ = [
-    "VARIANTS",
-    "GccError",
-    "Kernel",
-    "TooLongError",
-    "compile_shared_object",
-    "generate",
-    "run",
-    "shared_object",
-]
 
 # fused: costly values used twice are stored, kernels are fused over rows.
 # recomputed: the same, but such values are computed again. separate: kernels as scheduled.
@@ -88,12 +74,14 @@ def shared_object(source: str) -> bytes:
     """One gcc call; raises with gcc's words, TooLongError, or TimeoutError where it hangs."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "library.so"
-        compile_shared_object(source, path)
-        return path.read_bytes()
+        _call_gcc(source, path)
+        library = path.read_bytes()
+    if library[:4] != b"\x7fELF":
+        raise GccError("gcc wrote something that is no shared object")
+    return library
 
 
-def compile_shared_object(source: str, path: Path) -> None:
-    """The same into a file."""
+def _call_gcc(source: str, path: Path) -> None:
     more = WITHOUT_BRANCHES if c_renderer.SCALAR_MARK in source else ()
     gcc = (*GCC, *more, "-x", "c", "-", "-o", str(path), "-lmvec", "-lm")
     limited = f'ulimit -St {GCC_CPU_SECONDS}; ulimit -Ht {GCC_CPU_SECONDS + 1}; exec "$@"'
@@ -112,8 +100,6 @@ def compile_shared_object(source: str, path: Path) -> None:
         if is_over or used > 0.9 * GCC_CPU_SECONDS:  # where that signal is ignored it is killed
             raise TooLongError(f"gcc did not end within {GCC_CPU_SECONDS} s of processor time")
         raise GccError(f"gcc failed with status {child.returncode}:\n{said[:2000]}")
-    if path.read_bytes()[:4] != b"\x7fELF":
-        raise GccError("gcc wrote something that is no shared object")
 
 
 def _cpu_seconds_of_children() -> float:
@@ -121,31 +107,9 @@ def _cpu_seconds_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def run(
-    program: Program[Kernel], shared_object: Path, arrays: Sequence[npt.NDArray[np.generic]]
-) -> None:
-    """Runs on one thread in place on `arrays`, for tests."""
-    library = ctypes.CDLL(str(shared_object))
-    scratch = [np.empty(max(size, 1), np.uint8) for size in program.temporaries]
-    for kernel in program.kernels:
-        pointers = [arrays[b] if b >= 0 else scratch[-1 - b] for b in kernel.buffers]
-        table = (ctypes.c_void_p * len(pointers))(*(a.ctypes.data for a in pointers))
-        begin, end = ctypes.c_int64(0), ctypes.c_int64(kernel.parallel)
-        getattr(library, kernel.name)(table, begin, end)
-    for temporary, buffer in program.copies:
-        data = arrays[buffer]
-        ctypes.memmove(data.ctypes.data, scratch[temporary].ctypes.data, data.nbytes)
-
-
 def _lower(sinks: Sequence[UOp]) -> list[Body]:
     """Kernels that differ in their buffers only, as in an optimizer's step, are lowered once."""
     gates = (Pass("gates of data", gates_of_data),)
     hooks = Hooks(c_renderer.Target(Target("CPU")), shape_loops, half_casts, text=gates)
-    lowered: dict[UOp, tuple[UOp, ...]] = {}
-    bodies = []
-    for sink in sinks:
-        plain, slots = renumbered(sink)
-        if plain not in lowered:
-            lowered[plain] = tuple(lower_kernel(plain, hooks))
-        bodies.append(Body(lowered[plain], slots))
-    return bodies
+    lowered = cache(lambda plain: tuple(lower_kernel(plain, hooks)))
+    return [Body(lowered(plain), slots) for plain, slots in map(renumbered, sinks)]

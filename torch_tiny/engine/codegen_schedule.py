@@ -23,9 +23,8 @@ def scheduled(
     most_buffers: int = 0,
 ) -> tuple[list[Step], "Arguments"]:
     """The loops to run, in order, and what their PARAMs are."""
-    keep = _is_costly if store_costly else _never
     sealed = seal_floats(seal_integers(_stores(buffers, outputs)))
-    calls = schedule(sealed, keep, most_buffers)
+    calls = schedule(sealed, _is_costly if store_costly else lambda _: False, most_buffers)
     arguments = Arguments()
     steps = [step for call in calls if (step := _step(call, arguments)) is not None]
     return _without_copies(steps, arguments.kept()), arguments
@@ -97,10 +96,6 @@ def _stores(buffers: Sequence[tuple[DType, int]], outputs: Mapping[int, UOp]) ->
             value = value.src[0]
         stores.append(target.after(target.reshape(value.shape).store(value)))
     return sink_of(*stores)
-
-
-def _never(value: UOp) -> bool:  # noqa: ARG001
-    return False
 
 
 def _is_costly(value: UOp) -> bool:

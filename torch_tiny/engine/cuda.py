@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from torch_tiny.engine import cuda_renderer
 from torch_tiny.engine.c_renderer import c_name
@@ -17,7 +18,6 @@ from torch_tiny.engine.codegen_home import Accesses, Lines, Program, Touched, ac
 from torch_tiny.engine.codegen_nest import Nest
 from torch_tiny.engine.codegen_routine import RoutineStep
 from torch_tiny.engine.codegen_schedule import parts, renumbered, scheduled
-from torch_tiny.engine.cuda_compile import compile, why_no_compiler  # noqa: A004
 from torch_tiny.engine.cuda_shape import (
     MOST_THREADS,
     ROWS_PER_BLOCK,
@@ -26,14 +26,13 @@ from torch_tiny.engine.cuda_shape import (
     Launch,
     Shape,
 )
+from torch_tiny.linalg.group import is_shared
 from torch_tiny.linalg.kernel import Style
 from torch_tiny.linalg.routine import emitted
 from torch_tiny.uops import AddrSpace, DType, Ops, Target, UOp, compiling
 from torch_tiny.uops.cascade import is_rounded
 from torch_tiny.uops.passes import Hooks, lower_kernel
 from torch_tiny.uops.rules import native_half_casts
-
-__all__ = ["VARIANTS", "CudaKernel", "compile", "generate", "why_no_compiler"]
 
 # fused: kernels are fused over rows. separate: kernels as scheduled.
 VARIANTS = ("fused", "separate")
@@ -112,15 +111,16 @@ class _Body(Lines):
 def _lower(sinks: Sequence[UOp]) -> list[_Body]:
     """Kernels that differ in their buffers only, as in an optimizer's step, are lowered once."""
     target = cuda_renderer.Target(Target("CPU"))
-    lowered: dict[UOp, tuple[tuple[UOp, ...], Launch]] = {}
+
+    @cache
+    def lowered(plain: UOp) -> tuple[tuple[UOp, ...], Launch]:
+        shape = Shape()
+        return tuple(lower_kernel(plain, Hooks(target, shape, native_half_casts))), shape.launch
+
     bodies = []
     for sink in sinks:
         plain, slots = renumbered(sink)
-        if plain not in lowered:
-            shape = Shape()
-            uops = tuple(lower_kernel(plain, Hooks(target, shape, native_half_casts)))
-            lowered[plain] = (uops, shape.launch)
-        uops, launch = lowered[plain]
+        uops, launch = lowered(plain)
         # Places from before loops were mapped to threads, which look the same in all of them.
         found = replace(accesses(uops, slots), places=_places(sink), in_step=launch.way == "flat")
         bodies.append(_Body(uops, slots, launch, found))
@@ -134,14 +134,10 @@ def _routine(step: RoutineStep) -> _Body:
     many = routine.batch >= MANY_MATRICES and side <= 2 * WARP
     group = WARP if many or side <= WARP else min(MOST_THREADS, 1 << (side - 1).bit_length())
     uops = tuple(emitted(routine, Style.THREADS, SHARED_BYTES))
-    shared = sum(u.max_numel() * u.dtype.itemsize + 64 for u in uops if _is_shared(u))
+    shared = sum(u.max_numel() * u.dtype.itemsize + 64 for u in uops if is_shared(u))
     together = max(1, min(ROWS_PER_BLOCK, SHARED_BYTES // max(shared, 1))) if group == WARP else 1
     launch = Launch("group", -(-routine.batch // together), (group, together), group)
     return _Body(uops, step.slots, launch, replace(accesses(uops, step.slots), in_step=False))
-
-
-def _is_shared(u: UOp) -> bool:
-    return u.op is Ops.BUFFER and u.addrspace is AddrSpace.LOCAL
 
 
 def _places(sink: UOp) -> dict[Touched, frozenset[UOp]]:

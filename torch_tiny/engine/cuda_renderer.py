@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch_tiny.engine import c_math, c_renderer
-from torch_tiny.engine.c_renderer import OPERATORS, WRAPPING, c_name, wrapping
+from torch_tiny.engine.c_renderer import FUNCTIONS, OPERATORS, WRAPPING, c_name, wrapping
 from torch_tiny.engine.cuda_shape import (
     ACROSS,
     COMBINE,
@@ -118,27 +118,14 @@ class Target(c_renderer.Target):
 
 
 @dataclass
-class _Function:
+class _Function(c_renderer.Text):
     launch: Launch
-    pointers: Mapping[UOp, str]
     scalars: frozenset[UOp]
-    names: dict[UOp, str] = field(default_factory=dict)
     trips: dict[UOp, str] = field(default_factory=dict)  # loop of threads -> counter of its trips
     from_memory: set[UOp] = field(default_factory=set)
     open: list[tuple[UOp, int]] = field(default_factory=list)  # (loop, braces)
     read_back: set[UOp] = field(default_factory=set)  # buffers that are both stored to and loaded
     stored: bool = False  # to one of them, in the open loop of threads
-    lines: list[str] = field(default_factory=list)
-    depth: int = 1
-    made: int = 0
-
-    def emit(self, line: str) -> None:
-        self.lines.append("  " * self.depth + line)
-
-    def new(self, prefix: str) -> str:
-        """A name. A routine may compute the same node again in another loop."""
-        self.made += 1
-        return f"{prefix}{self.made}"
 
     def is_open(self, kind: object) -> bool:
         return any(r.arg[-1] is kind for r, _ in self.open if r.op is Ops.RANGE)
@@ -148,7 +135,7 @@ def render(
     uops: Sequence[UOp], launch: Launch, pointers: Mapping[UOp, str], scalars: frozenset[UOp]
 ) -> str:
     """The text inside the kernel's braces. pointers: names; scalars: PARAMs given by value."""
-    f = _Function(launch, pointers, scalars)
+    f = _Function(pointers, launch, scalars)
     accessed = {op: {u.src[0].buf_uop for u in uops if u.op is op} for op in (Ops.LOAD, Ops.STORE)}
     f.read_back = {u for u in accessed[Ops.STORE] & accessed[Ops.LOAD] if _is_memory(u)}
     for u in uops:
@@ -369,7 +356,7 @@ def _expression(f: _Function, u: UOp) -> str:
         return _constant(u.src[0].arg, u.dtype)
     source = tuple(_operand(f, s) for s in u.src)
     kind = c_name(u.dtype)
-    if name is None and u.op in (Ops.SQRT, Ops.TRUNC, Ops.EXP2, Ops.LOG2, Ops.SIN):
+    if u.op in FUNCTIONS:
         name = u.op.name.lower()
     if name is not None and u.dtype in dtypes.ints:
         return wrapping(name, u.dtype, source)

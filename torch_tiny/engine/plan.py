@@ -10,7 +10,10 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_tiny.engine.cache import PlanFiles
 
 
 @dataclass(frozen=True)
@@ -70,14 +73,6 @@ class Code:
     engines: dict[str, str] = field(default_factory=dict)
     """By number of threads: which engine was measured to be faster."""
 
-    def as_json(self) -> dict[str, Any]:
-        return vars(self)
-
-    @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> "Code":
-        """Raises TypeError where it is none."""
-        return cls(**given)
-
 
 Built = tuple[Code, bytes]
 """With the shared object, or what else its target loads."""
@@ -95,20 +90,10 @@ class Made:
     """Why the disk would not take one of them."""
 
 
-class Kept(Protocol):
-    """Where the code of regions is kept. Whatever cannot be read is not there."""
-
-    def load_code(self, key: str) -> Built | None: ...
-    def store_code(self, key: str, code: Code, library: bytes) -> str:
-        """Why it could not be kept, or ""."""
-
-    def drop_code(self, key: str) -> None: ...
-
-
 class Remembered:
     """The code that was used last, and behind it what `others` keep."""
 
-    def __init__(self, others: Kept | None = None, most: int = 4096) -> None:
+    def __init__(self, others: "PlanFiles | None" = None, most: int = 4096) -> None:
         self._others = others
         self._most = most
         self._built: OrderedDict[str, Built] = OrderedDict()
@@ -148,7 +133,7 @@ def digest(*parts: str) -> str:
 
 def as_bytes(made: Made) -> bytes:
     """A line of JSON, then all shared objects."""
-    codes = [(key, code.as_json(), len(library)) for key, (code, library) in made.built.items()]
+    codes = [(key, vars(code), len(library)) for key, (code, library) in made.built.items()]
     head = {
         "plan": made.plan.as_json(),
         "codes": codes,
@@ -165,6 +150,6 @@ def from_bytes(head: Mapping[str, Any], libraries: bytes) -> Made:
     built: dict[str, Built] = {}
     begin = 0
     for key, code, size in head["codes"]:
-        built[key] = (Code.from_json(code), libraries[begin : begin + size])
+        built[key] = (Code(**code), libraries[begin : begin + size])
         begin += size
     return Made(Plan.from_json(head["plan"]), built, head["fresh"], head["trouble"])

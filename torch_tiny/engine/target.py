@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from torch_tiny.engine import c_math, codegen, cuda, cuda_renderer
+from torch_tiny.engine import c_math, codegen, cuda, cuda_compile, cuda_renderer
 from torch_tiny.engine.codegen_home import Program
 from torch_tiny.engine.loadable import as_file
 from torch_tiny.uops import UOp
@@ -36,9 +36,10 @@ class Target(Protocol):
         """Programs compiled together; kernels get the name of their program as a prefix."""
 
     def times(
-        self, library: bytes, tried: Sequence[Program[Any]], buffers: list[Buffer], /
+        self, _library: bytes, tried: Sequence[Program[Any]], _buffers: list[Buffer], /
     ) -> list[float]:
         """Seconds of programs v0, v1, ... that do the same in different ways."""
+        return [0.0 for _ in tried]  # where there is one way, nobody asks
 
     def kernels(self, program: Program[Any], prefix: str) -> list[dict[str, Any]]:
         """The kernels of a program as the core is told of them."""
@@ -49,7 +50,7 @@ def target_of(name: str) -> Target:
     return Cpu() if name == "cpu" else Cuda(name)
 
 
-class Cpu:
+class Cpu(Target):
     can_check = True
     takes_sizes = True
 
@@ -82,18 +83,10 @@ class Cpu:
             _ctypes.dlclose(loaded._handle)
 
     def kernels(self, program: Program[Any], prefix: str) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": f"{prefix}_{kernel.name}",
-                "buffers": kernel.buffers,
-                "parallel": kernel.parallel,
-                "work": kernel.work,
-            }
-            for kernel in program.kernels
-        ]
+        return _told(program, prefix, "buffers", "parallel", "work")
 
 
-class Cuda:
+class Cuda(Target):
     can_check = False  # a GPU's own kernels do not raise either: they end the context
     takes_sizes = False
 
@@ -109,24 +102,17 @@ class Cuda:
 
     def build(self, programs: Mapping[str, Program[Any]]) -> bytes:
         text = "\n".join((cuda_renderer.HELPERS, *_prefixed(programs)))
-        return cuda.compile(text, self._architecture)
-
-    def times(
-        self, _library: bytes, tried: Sequence[Program[Any]], _buffers: list[Buffer]
-    ) -> list[float]:
-        return [float(k) for k in range(len(tried))]
+        return cuda_compile.compile(text, self._architecture)
 
     def kernels(self, program: Program[Any], prefix: str) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": f"{prefix}_{kernel.name}",
-                "buffers": kernel.buffers,
-                "grid": kernel.grid,
-                "block": kernel.block,
-                "shared": kernel.shared,
-            }
-            for kernel in program.kernels
-        ]
+        return _told(program, prefix, "buffers", "grid", "block", "shared")
+
+
+def _told(program: Program[Any], prefix: str, *what: str) -> list[dict[str, Any]]:
+    return [
+        {"name": f"{prefix}_{kernel.name}", **{name: getattr(kernel, name) for name in what}}
+        for kernel in program.kernels
+    ]
 
 
 def _prefixed(programs: Mapping[str, Program[Any]]) -> list[str]:

@@ -31,7 +31,7 @@ class GroupKernel(Kernel):
     def end(self) -> list[UOp]:
         """Work memory comes first: some languages have it in the outermost scope only."""
         super().end()
-        first = [u for u in self.uops if u.op is Ops.PARAM or _is_shared(u)]
+        first = [u for u in self.uops if u.op is Ops.PARAM or is_shared(u)]
         return [*dict.fromkeys(first), *(u for u in self.uops if u not in first)]
 
     def store(self, memory: UOp, at: Value, value: Value) -> None:
@@ -110,7 +110,7 @@ def _special(count: int, name: str) -> UOp:
     return UOp(Ops.SPECIAL, dtypes.int32, (UOp.const(count, dtypes.int32),), name)
 
 
-def _is_shared(u: UOp) -> bool:
+def is_shared(u: UOp) -> bool:
     return u.op is Ops.BUFFER and u.addrspace is AddrSpace.LOCAL
 
 

@@ -48,10 +48,6 @@ def _silu_backward(grad: UOp, x: UOp) -> UOp:
     return grad * s * (x * (1.0 - s) + 1.0)
 
 
-def _mish(x: UOp) -> UOp:
-    return x * tanh(call("log1p", exp(x)))
-
-
 def _mish_backward(grad: UOp, x: UOp) -> UOp:
     t = tanh(call("log1p", exp(x)))
     return grad * (t + x * sigmoid(x) * (1.0 - t * t))
@@ -82,10 +78,6 @@ def _up_to_six(x: UOp) -> UOp:
     return minimum(maximum(x + 3.0, full_like(x, 0.0)), full_like(x, 6.0))
 
 
-def _hard_sigmoid(x: UOp) -> UOp:
-    return _up_to_six(x) * (1 / 6)
-
-
 def _hard_swish_backward(grad: UOp, x: UOp) -> UOp:
     middle = grad * (x / 3.0 + 0.5)
     inside = (x < 3.0).where(middle, grad)
@@ -94,15 +86,6 @@ def _hard_swish_backward(grad: UOp, x: UOp) -> UOp:
 
 def _between(x: UOp, low: UOp, high: UOp) -> UOp:
     return (low < x) & (x < high)
-
-
-def _log_sigmoid_forward(x: UOp) -> tuple[UOp, UOp]:
-    buffer = elementwise(lambda v: exp(-absolute(v)), x)
-    return elementwise(log_sigmoid, x), buffer
-
-
-def _log_sigmoid_backward(grad: UOp, x: UOp, _buffer: UOp) -> UOp:
-    return elementwise(lambda g, v: g * sigmoid(-v), grad, x)
 
 
 def _leaky_backward(grad: UOp, x: UOp, slope: Operand, _is_result: bool) -> UOp:
@@ -166,17 +149,13 @@ def _of(function: Callable[..., UOp]) -> Function:
     return lambda *operands: elementwise(function, *operands)
 
 
-def _relu(x: UOp) -> UOp:
-    return maximum(x, full_like(x, 0))
-
-
 def _clamped(x: UOp, low: Number, high: Number) -> UOp:
     return elementwise(lambda v: minimum(maximum(v, as_uop(low, v.dtype)),
                                          as_uop(high, v.dtype)), x)  # fmt: skip
 
 
 TABLE: Table = {
-    "relu": _relu,
+    "relu": lambda x: maximum(x, full_like(x, 0)),
     "relu6": lambda x: _clamped(x, 0, 6),
     "hardtanh": _clamped,
     "hardtanh_backward": lambda grad, x, low, high: elementwise(
@@ -196,7 +175,7 @@ TABLE: Table = {
     ),
     "silu": _of(lambda x: x * sigmoid(x)),
     "silu_backward": _of(_silu_backward),
-    "mish": _of(_mish),
+    "mish": _of(lambda x: x * tanh(call("log1p", exp(x)))),
     "mish_backward": _of(_mish_backward),
     "softplus": _of(softplus),
     "softplus_backward": _of(_softplus_backward),
@@ -206,7 +185,7 @@ TABLE: Table = {
         lambda v, a: less_equal(v, full_like(v, 0)).where(call("expm1", v / a) * a, v), x, alpha
     ),
     "selu": lambda x: elementwise(_elu, x, 1.6732632423543772, 1.0507009873554805, 1.0),
-    "hardsigmoid": _of(_hard_sigmoid),
+    "hardsigmoid": _of(lambda x: _up_to_six(x) * (1 / 6)),
     "hardsigmoid_backward": _of(
         lambda g, v: _between(v, full_like(v, -3.0), full_like(v, 3.0)).where(
             g * (1 / 6), full_like(g, 0)
@@ -214,8 +193,11 @@ TABLE: Table = {
     ),
     "hardswish": _of(lambda x: x * _up_to_six(x) / 6.0),
     "hardswish_backward": _of(_hard_swish_backward),
-    "log_sigmoid_forward": _log_sigmoid_forward,
-    "log_sigmoid_backward": _log_sigmoid_backward,
+    "log_sigmoid_forward": lambda x: (
+        elementwise(log_sigmoid, x),
+        elementwise(lambda v: exp(-absolute(v)), x),
+    ),
+    "log_sigmoid_backward": lambda grad, x, _: elementwise(lambda g, v: g * sigmoid(-v), grad, x),
     "tanh_backward": _of(lambda grad, y: grad * (1.0 - y * y)),
     "sigmoid_backward": _of(lambda grad, y: grad * (1.0 - y) * y),
     "logit_backward": _logit_backward,

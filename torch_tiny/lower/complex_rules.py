@@ -16,13 +16,7 @@ from torch_tiny.lower.complex_math import (
     is_zero,
 )
 from torch_tiny.lower.complex_parts import by_parts, dtype_of_parts, picked_parts
-from torch_tiny.lower.complex_value import (
-    PARTS,
-    Complex,
-    as_complex,
-    part_dtype,
-    promoted,
-)
+from torch_tiny.lower.complex_value import PARTS, Complex, as_complex, part_dtype, promoted
 from torch_tiny.lower.promote import Lifted, NoLowering, Operand, as_uop, cast
 from torch_tiny.lower.rule import Function, Results, Table
 from torch_tiny.lower.shapes import DTYPES, broadcast, cut, full, pad, total, wrap_dims
@@ -58,6 +52,9 @@ def _scaled(function: Callable[[Complex, Complex], Complex]) -> Function:
     return rule
 
 
+_SUBTRACT = _scaled(lambda a, b: a - b)
+
+
 def _as_number(x: Given) -> Given:
     """A number beside tensors; never what decides the dtype."""
     return x if isinstance(x, Complex) else Lifted(as_uop(x, dtypes.float64), float)
@@ -89,10 +86,6 @@ def _truth(x: Operand | Complex) -> UOp:
 
 def _abs(z: Complex) -> UOp:
     return cast(promoted(z)[0].abs(), z.re.dtype)
-
-
-def _angle(z: Complex) -> UOp:
-    return cast(promoted(z)[0].angle(), z.re.dtype)
 
 
 def _where(condition: UOp, yes: Given, no: Given) -> Complex:
@@ -214,10 +207,6 @@ def _added(rule: Function) -> Function:
     return apply
 
 
-def _batch_sum(a: UOp, b: UOp) -> UOp:
-    return total(matmul.matmul(a, b), (0,))
-
-
 def complex_product(
     x: Given, dims: Any = None, keepdim: bool = False, dtype: types.dtype | None = None
 ) -> Complex:
@@ -270,10 +259,6 @@ def _reduction(name: str, of: Callable[[Complex], UOp]) -> Function:
     return lambda z, *rest: rule(of(z), *picked_parts(rest, "re"))
 
 
-def _infinite(z: Complex) -> UOp:
-    return absolute(z.re).eq(math.inf) | absolute(z.im).eq(math.inf)
-
-
 def _nansum(z: Complex, *how: Any) -> Any:
     return by_parts(reduce.sums)(choose(any_nan(z), filled(z, 0.0), z), *how)
 
@@ -290,36 +275,29 @@ COLUMN: dict[str, Function] = {
     "stack": _joined(movement.stack),
     **{name: _function(name) for name in COMPLEX_FUNCTIONS},
     "abs": _abs,
-    "angle": _angle,
-    "isinf": _infinite,
+    "angle": lambda z: cast(promoted(z)[0].angle(), z.re.dtype),
+    "isinf": lambda z: absolute(z.re).eq(math.inf) | absolute(z.im).eq(math.inf),
     "isnan": any_nan,
     "nan_to_num": lambda z, *bounds: z.each(lambda part: elementwise.nan_to_num(part, *bounds)),
-    **{f"{name}.{kind}": _scaled(function) for kind in ("Tensor", "Scalar") for name, function in (
-        ("add", lambda a, b: a + b), ("sub", lambda a, b: a - b), ("rsub", lambda a, b: b - a),
-    )},
-    "rsub.Tensor": lambda a, b, alpha: _scaled(lambda x, y: x - y)(b, a, alpha),
-    "rsub.Scalar": lambda a, b, alpha: _scaled(lambda x, y: x - y)(b, a, alpha),
+    **dict.fromkeys(("add.Tensor", "add.Scalar"), _scaled(lambda a, b: a + b)),
+    **dict.fromkeys(("sub.Tensor", "sub.Scalar"), _SUBTRACT),
+    **dict.fromkeys(("rsub.Tensor", "rsub.Scalar"), lambda a, b, *alpha: _SUBTRACT(b, a, *alpha)),
     **dict.fromkeys(("mul.Tensor", "mul.Scalar"), _binary(lambda a, b: a * b)),
     **dict.fromkeys(("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode"), _divide),
     **dict.fromkeys(("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar"), _power),
-    "eq.Tensor": _equal,
-    "eq.Scalar": _equal,
-    "ne.Tensor": lambda a, b: _equal(a, b).logical_not(),
-    "ne.Scalar": lambda a, b: _equal(a, b).logical_not(),
+    **dict.fromkeys(("eq.Tensor", "eq.Scalar"), _equal),
+    **dict.fromkeys(("ne.Tensor", "ne.Scalar"), lambda a, b: _equal(a, b).logical_not()),
     "logical_not": lambda a: _truth(a).logical_not(),
     "logical_and": lambda a, b: _truth(a) & _truth(b),
     "logical_or": lambda a, b: _truth(a) | _truth(b),
     "logical_xor": lambda a, b: _truth(a) ^ _truth(b),
     **{f"where.{kind}": _where for kind in ("self", "ScalarOther", "ScalarSelf", "Scalar")},
-    "masked_fill.Scalar": _masked_fill,
-    "masked_fill.Tensor": _masked_fill,
-    "fill.Scalar": _copy,
-    "fill.Tensor": _copy,
+    **dict.fromkeys(("masked_fill.Scalar", "masked_fill.Tensor"), _masked_fill),
+    **dict.fromkeys(("fill.Scalar", "fill.Tensor"), _copy),
     "zero": lambda x: filled(x, 0.0),
     "addcmul": _addcmul,
     "addcdiv": _addcdiv,
-    "lerp.Scalar": _lerp,
-    "lerp.Tensor": _lerp,
+    **dict.fromkeys(("lerp.Scalar", "lerp.Tensor"), _lerp),
     "tanh_backward": _slope(lambda y: filled(y, 1.0) - y * y),
     "sigmoid_backward": _slope(lambda y: (filled(y, 1.0) - y) * y),
     **dict.fromkeys(("_conj", "_conj_physical", "conj_physical"), lambda z: z.conj()),
@@ -339,14 +317,12 @@ COLUMN: dict[str, Function] = {
         ("full", 1), ("full_like", 1), ("new_full", 2), ("scalar_tensor", 0),
     )},
     "linspace": _created("linspace", 0, 1),
-    "mm": _product(matmul.rounded),
-    "bmm": _product(matmul.rounded),
+    **dict.fromkeys(("mm", "bmm"), _product(matmul.rounded)),
     "mv": _product(matmul.by_vector),
     "dot": _product(matmul.dot),
     "vdot": lambda a, b: _product(matmul.dot)(a.conj(), b),
-    "addmm": _added(matmul.rounded),
-    "baddbmm": _added(matmul.rounded),
-    "addbmm": _added(_batch_sum),
+    **dict.fromkeys(("addmm", "baddbmm"), _added(matmul.rounded)),
+    "addbmm": _added(lambda a, b: total(matmul.matmul(a, b), (0,))),
     "addmv": _added(matmul.by_vector),
     "addr": _added(lambda a, b: a.unsqueeze(1) * b),
     "prod": lambda x, dtype: complex_product(x, None, False, dtype),

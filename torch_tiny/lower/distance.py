@@ -26,10 +26,6 @@ def _slope(difference: UOp, far: UOp, p: Number) -> UOp:
     return (size.eq(0) | far.eq(0)).where(full_like(size, 0), sign * steep)
 
 
-def _cdist(a: UOp, b: UOp, p: Number, _mode: int | None) -> UOp:
-    return vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, [-1])
-
-
 def _cdist_backward(grad: UOp, a: UOp, b: UOp, p: Number, distances: UOp) -> UOp:
     difference = a.unsqueeze(-2) - b.unsqueeze(-3)
     slope = _slope(difference, distances.unsqueeze(-1), p)
@@ -65,7 +61,9 @@ def _pdist_backward(grad: UOp, x: UOp, p: Number, distances: UOp) -> UOp:
 
 
 TABLE: Table = {
-    "_cdist_forward": _cdist,
+    "_cdist_forward": lambda a, b, p, _mode: vector_norm(
+        a.unsqueeze(-2) - b.unsqueeze(-3), p, [-1]
+    ),
     "_cdist_backward": _cdist_backward,
     "_pdist_forward": Rule(_pdist, cost=heavy),
     "_pdist_backward": Rule(_pdist_backward, cost=heavy),

@@ -271,8 +271,7 @@ TABLE: Table = {
     "positive": lambda x: x,
     "conj_physical": lambda x: x,  # of real numbers; in place it is recorded for them too
     "abs": _same_dtype(absolute),
-    "sign": _same_dtype(_sign),
-    "sgn": _same_dtype(_sign),
+    **dict.fromkeys(("sign", "sgn"), _same_dtype(_sign)),
     "square": _same_dtype(lambda x: x * x),
     "floor": _rounded("floor"),
     "ceil": _rounded("ceil"),

@@ -167,10 +167,8 @@ def _sample_backward(grad: UOp, x: UOp, grid: UOp, mode: int, padding: int, corn
 
 
 _FUNCTIONS: dict[str, Function] = {
-    "grid_sampler_2d": _sample,
-    "grid_sampler_3d": _sample,
-    "grid_sampler_2d_backward": _sample_backward,
-    "grid_sampler_3d_backward": _sample_backward,
+    **dict.fromkeys(("grid_sampler_2d", "grid_sampler_3d"), _sample),
+    **dict.fromkeys(("grid_sampler_2d_backward", "grid_sampler_3d_backward"), _sample_backward),
 }
 
 TABLE = rules(_FUNCTIONS, heavy)

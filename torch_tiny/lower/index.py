@@ -3,19 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_tiny.lower.arithmetic import maximum, minimum, signbit
+from torch_tiny.lower.arithmetic import add, maximum, minimum, signbit
 from torch_tiny.lower.complex_parts import by_parts
 from torch_tiny.lower.conditions import require, require_index
 from torch_tiny.lower.pick import gathered, kept, picked
-from torch_tiny.lower.promote import (
-    NoLowering,
-    Number,
-    Operand,
-    as_uop,
-    cast,
-    is_float,
-    math_dtype,
-)
+from torch_tiny.lower.promote import NoLowering, Number, Operand, as_uop, cast, is_float, math_dtype
 from torch_tiny.lower.reduce import amax, amin, cumsum
 from torch_tiny.lower.rule import Function, Rule, Table, heavy, rules
 from torch_tiny.lower.shapes import Shape, arange, full, full_like, positions, total, wrap_dim
@@ -124,7 +116,7 @@ def _put_mask(x: UOp, mask: UOp, values: UOp, accumulate: bool) -> UOp:
         mask = mask.reshape((*int_shape(mask), *(1,) * len(rest)))
         spare = values.ndim - len(rest)
         value = cast(values.squeeze(0) if spare == 1 else values, x.dtype)
-        return mask.where(_plus(x, value) if accumulate else value, x)
+        return mask.where(add(x, value) if accumulate else value, x)
     flat = mask.reshape((-1,))
     n = int_shape(values)[0]
     if 0 in (n, *int_shape(x)):
@@ -135,7 +127,7 @@ def _put_mask(x: UOp, mask: UOp, values: UOp, accumulate: bool) -> UOp:
     rows = cast(values, x.dtype).expand((n, *rest))
     given = take(rows, 0, minimum(order, full_like(order, n - 1)))
     own = x.reshape((-1, *rest))
-    new = _plus(own, given) if accumulate else given
+    new = add(own, given) if accumulate else given
     return flat.reshape((-1, *(1,) * len(rest))).where(new, own).reshape(int_shape(x))
 
 
@@ -146,7 +138,7 @@ def _accumulated(x: UOp, index: UOp, values: UOp) -> UOp:
 def _with_added(x: UOp, dim: int, index: UOp, values: UOp) -> UOp:
     """x and the values at their index; what nothing is added to stays as it is."""
     own, n = x.cast(values.dtype), int_shape(x)[dim]
-    both = _plus(own, place(values, dim, index, n))
+    both = add(own, place(values, dim, index, n))
     if is_float(x.dtype):
         both = place(_changes(values).cast(dtypes.int32), dim, index, n).ne(0).where(both, own)
     return cast(both, x.dtype)
@@ -201,7 +193,7 @@ def scatter_reduce(
     if not include_self:
         own = touched.where(full_like(own, identity(wide)), own)
     result = combine(own, reduced)
-    if combine is _plus and is_float(wide):
+    if combine is add and is_float(wide):
         result = (hit & _changes(values)).max((over,)).where(result, own)
     if reduce == "mean":
         n = total(hit.cast(dtypes.int32), (over,)) + int(include_self)
@@ -233,13 +225,9 @@ def _sum_over(x: UOp, dim: int) -> UOp:
     return total(x, (dim,)) if x.dtype != dtypes.bool else x.max((dim,))
 
 
-def _plus(a: UOp, b: UOp) -> UOp:
-    return a | b if a.dtype == dtypes.bool else a + b
-
-
 _NAMES = {"add": "sum", "multiply": "prod", "mean": "sum"}
 _REDUCTIONS: dict[str, tuple[Callable[..., UOp], Callable[[UOp, int], UOp], Callable[..., Any]]] = {
-    "sum": (_plus, _sum_over, lambda _: 0),
+    "sum": (add, _sum_over, lambda _: 0),
     "prod": (lambda a, b: a * b, lambda x, d: x.prod((d,)), lambda _: 1),
     "amax": (maximum, lambda x, d: amax(x, (d,)), lambda t: t.min),
     "amin": (minimum, lambda x, d: amin(x, (d,)), lambda t: t.max),
@@ -335,26 +323,23 @@ _READS: dict[str, Function] = {
     "index_select": _index_select,
     "gather": gather,
     "take": take_flat,
-    "index.Tensor": index_tensor,
-    "_unsafe_index.Tensor": index_tensor,
+    **dict.fromkeys(("index.Tensor", "_unsafe_index.Tensor"), index_tensor),
     "embedding": embedding,
 }
 _WRITES: dict[str, Function] = {
     "scatter.src": scatter,
     "scatter_add": scatter_add,
-    "index_put": index_put,
+    **dict.fromkeys(("index_put", "_unsafe_index_put"), index_put),
     "_index_put_impl": lambda x, indices, values, accumulate, _: index_put(
         x, indices, values, accumulate
     ),
-    "_unsafe_index_put": index_put,
     "index_copy": _index_copy,
     "put": _put,
     "embedding_dense_backward": embedding_dense_backward,
 }
 _WRITES_OF_NUMBERS: dict[str, Function] = {
     "scatter.value": scatter,
-    "index_fill.int_Scalar": _index_fill,
-    "index_fill.int_Tensor": _index_fill,
+    **dict.fromkeys(("index_fill.int_Scalar", "index_fill.int_Tensor"), _index_fill),
 }
 TABLE: Table = {
     **rules(_READS, complex_of=by_parts),

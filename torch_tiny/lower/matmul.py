@@ -179,20 +179,16 @@ def _convolution_backward(
 
 
 _FUNCTIONS: dict[str, Function] = {
-    "mm": rounded,
-    "bmm": rounded,
+    **dict.fromkeys(("mm", "bmm"), rounded),
     "mv": by_vector,
-    "dot": dot,
-    "vdot": dot,
-    "addmm": _addmm,
-    "baddbmm": _addmm,
+    **dict.fromkeys(("dot", "vdot"), dot),
+    **dict.fromkeys(("addmm", "baddbmm"), _addmm),
     "addbmm": _addbmm,
     "addmv": _addmv,
     "addr": _addr,
     "_trilinear": _trilinear,
-    "convolution": _convolution,
+    **dict.fromkeys(("convolution", "convolution_overrideable"), _convolution),
     "convolution_backward": _convolution_backward,
-    "convolution_overrideable": _convolution,
     "convolution_backward_overrideable": lambda g, x, w, *rest: _convolution_backward(
         g, x, w, None, *rest
     ),

@@ -7,14 +7,7 @@ from typing import Any
 
 from torch_tiny.lower.complex_parts import by_parts
 from torch_tiny.lower.index import place, take
-from torch_tiny.lower.promote import (
-    NoLowering,
-    Number,
-    cast,
-    join,
-    known,
-    math_dtype,
-)
+from torch_tiny.lower.promote import NoLowering, Number, cast, join, known, math_dtype
 from torch_tiny.lower.reduce import sums
 from torch_tiny.lower.rule import Function, Rule, Table, heavy, rules
 from torch_tiny.lower.shapes import (
@@ -117,10 +110,6 @@ def _select_scatter(x: UOp, source: UOp, dim: int, index: int) -> UOp:
     return _slice_scatter(x, source.unsqueeze(dim), dim, index, index + 1, 1)
 
 
-def _select_backward(grad: UOp, sizes: Sequence[int], dim: int, index: int) -> UOp:
-    return _select_scatter(full(sizes, 0, grad.dtype), grad, dim, index)
-
-
 def _diagonal_spec(shape: Sequence[int], offset: int, dim1: int, dim2: int) -> ViewSpec:
     dim1, dim2 = wrap_dim(dim1, len(shape)), wrap_dim(dim2, len(shape))
     whole = ViewSpec.contiguous(tuple(shape))
@@ -176,10 +165,6 @@ def _expand(x: UOp, size: Sequence[int], _implicit: bool = False) -> UOp:
 def _squeeze(x: UOp, dims: Sequence[int] | int | None = None) -> UOp:
     over = wrap_dims(dims, x.ndim) if dims is not None else tuple(range(x.ndim))
     return x.reshape(tuple(n for d, n in enumerate(int_shape(x)) if n != 1 or d not in over))
-
-
-def _squeeze_dims(x: UOp, dims: Sequence[int]) -> UOp:
-    return _squeeze(x, dims) if dims else x
 
 
 def _transpose(x: UOp, a: int, b: int) -> UOp:
@@ -387,24 +372,19 @@ def _bitcast(x: UOp, dtype: DType) -> UOp:
 
 
 def _reshape(x: UOp, size: Sequence[int], *_: Any) -> UOp:
-    return x.reshape(tuple(size)) if 0 not in x.shape else full(_inferred(size), 0, x.dtype)
-
-
-def _inferred(size: Sequence[int]) -> list[int]:
-    return [0 if n == -1 else n for n in size]
+    if 0 in x.shape:
+        return full([0 if n == -1 else n for n in size], 0, x.dtype)
+    return x.reshape(tuple(size))
 
 
 VIEWS: dict[str, Function] = {
-    "view": _reshape,
-    "_unsafe_view": _reshape,
-    "_reshape_alias": _reshape,
+    **dict.fromkeys(("view", "_unsafe_view", "_reshape_alias"), _reshape),
     "expand": _expand,
     "permute": lambda x, dims: x.permute(tuple(wrap_dim(d, x.ndim) for d in dims)),
     "transpose.int": _transpose,
     "t": lambda x: x.permute((1, 0)) if x.ndim == 2 else x,
-    "squeeze": _squeeze,
-    "squeeze.dim": _squeeze,
-    "squeeze.dims": _squeeze_dims,
+    **dict.fromkeys(("squeeze", "squeeze.dim"), _squeeze),
+    "squeeze.dims": lambda x, dims: _squeeze(x, dims) if dims else x,
     "unsqueeze": lambda x, dim: x.unsqueeze(wrap_dim(dim, x.ndim + 1)),
     "slice.Tensor": sliced,
     "select.int": select,
@@ -441,13 +421,14 @@ _LIGHT: dict[str, Function] = {
     "slice_scatter": _slice_scatter,
     "slice_backward": _slice_backward,
     "select_scatter": _select_scatter,
-    "select_backward": _select_backward,
+    "select_backward": lambda grad, sizes, dim, index: _select_scatter(
+        full(sizes, 0, grad.dtype), grad, dim, index
+    ),
     "as_strided_scatter": _as_strided_scatter,
     "im2col": _im2col,
     "pixel_shuffle": _pixel_shuffle,
     "pixel_unshuffle": _pixel_unshuffle,
-    "channel_shuffle": _channel_shuffle,
-    "native_channel_shuffle": _channel_shuffle,
+    **dict.fromkeys(("channel_shuffle", "native_channel_shuffle"), _channel_shuffle),
 }
 _ADJOINTS: dict[str, Function] = {
     **_edge_pads(_edge_pad_backward, "_backward"),
@@ -461,6 +442,5 @@ TABLE: Table = {
     "constant_pad_nd": Rule(_constant_pad, by_parts(_constant_pad, 2)),
     "cat": concatenate,
     "stack": stack,
-    "view.dtype": _bitcast,
-    "view_copy.dtype": _bitcast,
+    **dict.fromkeys(("view.dtype", "view_copy.dtype"), _bitcast),
 }

@@ -382,10 +382,6 @@ def _dropout_backward(grad: UOp, mask: UOp, scale: Number) -> UOp:
     return elementwise(lambda g, s: mask.where(g * s, full_like(g, 0)), grad, scale)
 
 
-def _soft_margin(x: UOp, y: UOp) -> UOp:
-    return call("log1p", exp(-x * y))
-
-
 TABLE: Table = {
     "_softmax": lambda x, dim, to_float: softmax(x, dim, _half_to_float(to_float)),
     "_log_softmax": lambda x, dim, to_float: log_softmax(x, dim, _half_to_float(to_float)),
@@ -416,14 +412,12 @@ TABLE: Table = {
     "smooth_l1_loss_backward": _loss_backward(_smooth_l1_slope),
     "huber_loss": _loss(_huber),
     "huber_loss_backward": _loss_backward(_huber_slope),
-    "soft_margin_loss": _loss(_soft_margin),
+    "soft_margin_loss": _loss(lambda x, y: call("log1p", exp(-x * y))),
     "soft_margin_loss_backward": _loss_backward(lambda x, y: -y * sigmoid(-x * y)),
     "binary_cross_entropy": _bce,
     "binary_cross_entropy_backward": _bce_backward,
     "binary_cross_entropy_with_logits": _bce_logits,
-    "nll_loss_forward": _nll_forward,
-    "nll_loss_backward": _nll_backward,
-    "nll_loss2d_forward": _nll_forward,
-    "nll_loss2d_backward": _nll_backward,
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _nll_forward),
+    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _nll_backward),
     "native_dropout_backward": _dropout_backward,
 }

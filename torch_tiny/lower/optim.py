@@ -17,22 +17,10 @@ def _adam(decoupled: bool) -> Function:
     """Adam (weight decay as a gradient) or AdamW (decoupled). Results: each list in order."""
 
     def rule(
-        params: Tensors,
-        grads: Tensors,
-        averages: Tensors,
-        squares: Tensors,
-        maxima: Tensors,
-        steps: Tensors,
-        lr: Operand,
-        beta1: Operand,
-        beta2: Operand,
-        decay: Operand,
-        eps: Operand,
-        amsgrad: bool,
-        maximize: bool,
-        scale: UOp | None,
-        found_inf: UOp | None,
-    ) -> tuple[UOp, ...]:
+        params: Tensors, grads: Tensors, averages: Tensors, squares: Tensors, maxima: Tensors,
+        steps: Tensors, lr: Operand, beta1: Operand, beta2: Operand, decay: Operand, eps: Operand,
+        amsgrad: bool, maximize: bool, scale: UOp | None, found_inf: UOp | None,
+    ) -> tuple[UOp, ...]:  # fmt: skip
         new: list[list[UOp]] = [[], [], [], [], []]
         for i, param in enumerate(params):
             p, g = to_math(param), to_math(grads[i])
@@ -69,19 +57,10 @@ def _adam(decoupled: bool) -> Function:
 
 
 def _sgd(
-    params: Tensors,
-    grads: Tensors,
-    buffers: Tensors,
-    decay: Operand,
-    momentum: Operand,
-    lr: Operand,
-    dampening: Operand,
-    nesterov: bool,
-    maximize: bool,
-    first: bool,
-    scale: UOp | None,
-    found_inf: UOp | None,
-) -> tuple[UOp, ...]:
+    params: Tensors, grads: Tensors, buffers: Tensors, decay: Operand, momentum: Operand,
+    lr: Operand, dampening: Operand, nesterov: bool, maximize: bool, first: bool,
+    scale: UOp | None, found_inf: UOp | None,
+) -> tuple[UOp, ...]:  # fmt: skip
     new: list[list[UOp]] = [[], [], []]
     for i, param in enumerate(params):
         p, g = to_math(param), to_math(grads[i])
@@ -141,12 +120,9 @@ def _is_zero(number: Operand) -> bool:
 
 
 TABLE: Table = {
-    "_fused_adam": _adam(decoupled=False),
-    "_fused_adam.tensor_lr": _adam(decoupled=False),
-    "_fused_adamw": _adam(decoupled=True),
-    "_fused_adamw.tensor_lr": _adam(decoupled=True),
+    **dict.fromkeys(("_fused_adam", "_fused_adam.tensor_lr"), _adam(decoupled=False)),
+    **dict.fromkeys(("_fused_adamw", "_fused_adamw.tensor_lr"), _adam(decoupled=True)),
     "_amp_foreach_non_finite_check_and_unscale_": _unscale,
     "_amp_update_scale_": _update_scale,
-    "_fused_sgd": _sgd,
-    "_fused_sgd.tensor_lr": _sgd,
+    **dict.fromkeys(("_fused_sgd", "_fused_sgd.tensor_lr"), _sgd),
 }

@@ -68,33 +68,29 @@ def _sign(x: UOp, even: UOp) -> UOp:
     return ((x > 0) | even).where(full_like(x, 1.0), full_like(x, -1.0))
 
 
-def _sine_ratio(angle: UOp, degree: UOp) -> UOp:
-    return call("sin", (degree + 1.0) * angle) / call("sin", angle)
-
-
-def _half_cosines(angle: UOp, degree: UOp) -> UOp:
-    return call("cos", (degree + 0.5) * angle) / call("cos", angle * 0.5)
-
-
-def _half_sines(angle: UOp, degree: UOp) -> UOp:
-    return call("sin", (degree + 0.5) * angle) / call("sin", angle * 0.5)
-
-
 def _odd_degree(x: UOp, degree: UOp, even: UOp) -> UOp:
     """2n+1 on the left, with its sign; 1 on the right."""
     many = degree * 2.0 + 1.0
     return (x > 0).where(full_like(x, 1.0), even.where(many, -many))
 
 
-def _odd_degree_right(x: UOp, degree: UOp, even: UOp) -> UOp:
-    return (x > 0).where(degree * 2.0 + 1.0, _sign(x, even))
-
-
 _CHEBYSHEV: dict[str, tuple[Callable[[UOp], UOp], Edge, Callable[[UOp, UOp], UOp]]] = {
     "t": (lambda x: x, lambda x, _, even: _sign(x, even), lambda a, n: call("cos", n * a)),
-    "u": (lambda x: x * 2.0, lambda x, n, even: _sign(x, even) * (n + 1.0), _sine_ratio),
-    "v": (lambda x: x * 2.0 - 1.0, _odd_degree, _half_cosines),
-    "w": (lambda x: x * 2.0 + 1.0, _odd_degree_right, _half_sines),
+    "u": (
+        lambda x: x * 2.0,
+        lambda x, n, even: _sign(x, even) * (n + 1.0),
+        lambda a, n: call("sin", (n + 1.0) * a) / call("sin", a),
+    ),
+    "v": (
+        lambda x: x * 2.0 - 1.0,
+        _odd_degree,
+        lambda a, n: call("cos", (n + 0.5) * a) / call("cos", a * 0.5),
+    ),
+    "w": (
+        lambda x: x * 2.0 + 1.0,
+        lambda x, n, even: (x > 0).where(n * 2.0 + 1.0, _sign(x, even)),
+        lambda a, n: call("sin", (n + 0.5) * a) / call("sin", a * 0.5),
+    ),
 }
 
 TABLE: dict[str, Function] = {

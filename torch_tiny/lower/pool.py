@@ -375,18 +375,13 @@ _HEAVY: dict[str, Function] = {
 }
 TABLE: Table = {
     **rules(_HEAVY, heavy),
-    "max_pool2d_with_indices": _max_pool,
-    "max_pool3d_with_indices": _max_pool,
-    "avg_pool2d": _avg_pool,
-    "avg_pool3d": _avg_pool,
-    "avg_pool2d_backward": _avg_pool_backward,
-    "avg_pool3d_backward": _avg_pool_backward,
-    "_adaptive_avg_pool2d": _adaptive_avg,
-    "_adaptive_avg_pool3d": _adaptive_avg,
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), _max_pool),
+    **dict.fromkeys(("avg_pool2d", "avg_pool3d"), _avg_pool),
+    **dict.fromkeys(("avg_pool2d_backward", "avg_pool3d_backward"), _avg_pool_backward),
+    **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), _adaptive_avg),
     "_adaptive_avg_pool2d_backward": lambda grad, x: _adaptive_avg_backward(grad, x, 2),
     "_adaptive_avg_pool3d_backward": lambda grad, x: _adaptive_avg_backward(grad, x, 3),
-    "adaptive_max_pool2d": _adaptive_max,
-    "adaptive_max_pool3d": _adaptive_max,
+    **dict.fromkeys(("adaptive_max_pool2d", "adaptive_max_pool3d"), _adaptive_max),
     **_upsampling(_upsample_nearest, _smooth(_linear)),
     "upsample_bicubic2d": _smooth(_cubic, last_first=True),
 }

@@ -121,14 +121,6 @@ def _bernoulli_rule(self: UOp, p: Number | UOp, numbers: Any) -> UOp:
 _DIGITS = {dtypes.float16: 11, dtypes.bfloat16: 8, _F32: 24, _F64: 53}
 
 
-def _random_rule(self: UOp, numbers: Any) -> UOp:
-    return _integers(self, 0, _last(self.dtype) + 1, numbers)
-
-
-def _random_to_rule(self: UOp, to: int, numbers: Any) -> UOp:
-    return _random_from_rule(self, 0, to, numbers)
-
-
 def _random_from_rule(self: UOp, first: int, to: int | None, numbers: Any) -> UOp:
     if to is None and first == -(1 << 63):
         return _integers(self, 0, 1 << 64, numbers)
@@ -164,10 +156,6 @@ def _of_both_parts(self: Complex, rule: Function, *args: Any) -> Complex:
     return Complex(re, im)
 
 
-def _complex_uniform(self: Complex, low: Number, high: Number, numbers: Any) -> Complex:
-    return _of_both_parts(self, _uniform_rule, low, high, numbers)
-
-
 def _complex_normal(self: Complex, mean: Number, std: Number, numbers: Any) -> Complex:
     if isinstance(std, Lifted):
         raise NoLowering("a deviation that not all devices divide as exactly")
@@ -175,15 +163,14 @@ def _complex_normal(self: Complex, mean: Number, std: Number, numbers: Any) -> C
 
 
 TABLE: Table = {
-    "uniform_": Rule(_uniform_rule, _complex_uniform),
+    "uniform_": Rule(_uniform_rule, lambda self, *how: _of_both_parts(self, _uniform_rule, *how)),
     "normal_": Rule(_NORMAL, _complex_normal),
     "log_normal_": _scaled(normal, exact_exp),
     "cauchy_": _scaled(cauchy),
     "exponential_": _exponential_rule,
     "geometric_": _geometric_rule,
-    "bernoulli_.float": _bernoulli_rule,
-    "bernoulli_.Tensor": _bernoulli_rule,
-    "random_": _random_rule,
-    "random_.to": _random_to_rule,
+    **dict.fromkeys(("bernoulli_.float", "bernoulli_.Tensor"), _bernoulli_rule),
+    "random_": lambda self, numbers: _integers(self, 0, _last(self.dtype) + 1, numbers),
+    "random_.to": lambda self, to, numbers: _random_from_rule(self, 0, to, numbers),
     "random_.from": _random_from_rule,
 }

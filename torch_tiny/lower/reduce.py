@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from torch_tiny.lower.arithmetic import absolute, exp, is_nan, log, log_add, maximum
 from torch_tiny.lower.complex_parts import by_parts
 from torch_tiny.lower.pick import gathered
-from torch_tiny.lower.promote import (
-    Lifted,
-    Number,
-    as_uop,
-    cast,
-    float_dtype,
-    is_float,
-    math_dtype,
-)
+from torch_tiny.lower.promote import Lifted, Number, as_uop, cast, float_dtype, is_float, math_dtype
 from torch_tiny.lower.rule import Function, Rule, Table, heavy, rules
 from torch_tiny.lower.shapes import (
     arange,
@@ -284,18 +276,6 @@ def _logcumsumexp(x: UOp, dim: int) -> UOp:
     return cast(_scan(x.cast(math_dtype(x.dtype)), wrap_dim(dim, x.ndim), how), x.dtype)
 
 
-def _aminmax(x: UOp, dim: int | None, keepdim: bool) -> tuple[UOp, UOp]:
-    return amin(x, dim, keepdim), amax(x, dim, keepdim)
-
-
-def _least(x: UOp, dim: int, keepdim: bool) -> tuple[UOp, UOp]:
-    return amin(x, dim, keepdim), argmin(x, dim, keepdim)
-
-
-def _greatest(x: UOp, dim: int, keepdim: bool) -> tuple[UOp, UOp]:
-    return amax(x, dim, keepdim), argmax(x, dim, keepdim)
-
-
 _LINEAR: dict[str, Function] = {
     "sum": lambda x, dtype: sums(x, None, False, dtype),
     "sum.dim_IntList": sums,
@@ -306,8 +286,7 @@ _SCANS: dict[str, Function] = {
     "cumprod": _cumulative(_PRODUCTS),
     "cummax": _cumulative_best,
     "cummin": _cumulative_least,
-    "logcumsumexp": _logcumsumexp,
-    "_logcumsumexp": _logcumsumexp,
+    **dict.fromkeys(("logcumsumexp", "_logcumsumexp"), _logcumsumexp),
     # They write the two tensors that they are given after x.
     "_cummax_helper": lambda x, _values, _index, dim: _cumulative_best(x, dim),
     "_cummin_helper": lambda x, _values, _index, dim: _cumulative_least(x, dim),
@@ -318,13 +297,11 @@ PLAIN: dict[str, Function] = {
     ),
     "prod": lambda x, dtype: product(x, None, False, dtype),
     "prod.dim_int": product,
-    "amax": amax,
-    "amin": amin,
-    "aminmax": _aminmax,
-    "max": amax,
-    "min": amin,
-    "max.dim": _greatest,
-    "min.dim": _least,
+    **dict.fromkeys(("amax", "max"), amax),
+    **dict.fromkeys(("amin", "min"), amin),
+    "aminmax": lambda x, *over: (amin(x, *over), amax(x, *over)),
+    "max.dim": lambda x, *over: (amax(x, *over), argmax(x, *over)),
+    "min.dim": lambda x, *over: (amin(x, *over), argmin(x, *over)),
     "argmax": argmax,
     "argmin": argmin,
     **unbiased("var", lambda *args: var_mean(*args)[0]),
@@ -334,19 +311,16 @@ PLAIN: dict[str, Function] = {
     "logsumexp": logsumexp,
     "linalg_vector_norm": vector_norm,
     "norm.Scalar": lambda x, p: _norm(x, p, None, False),
-    "norm.ScalarOpt_dim": _norm,
-    "norm.ScalarOpt_dim_dtype": _norm,
+    **dict.fromkeys(("norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype"), _norm),
     "norm.ScalarOpt_dtype": lambda x, p, dtype: _norm(x, p, None, False, dtype),
     "dist": lambda a, b, p: vector_norm(a - b, p),
     "renorm": _renorm,
-    "any": _any,
-    "any.dim": _any,
-    "any.dims": _any,
-    "all": _all,
-    "all.dim": _all,
-    "all.dims": _all,
-    "count_nonzero.dim_IntList": lambda x, dims: sums(cast(x, dtypes.bool), dims),
-    "count_nonzero": lambda x, dim: sums(cast(x, dtypes.bool), dim),
+    **dict.fromkeys(("any", "any.dim", "any.dims"), _any),
+    **dict.fromkeys(("all", "all.dim", "all.dims"), _all),
+    **dict.fromkeys(
+        ("count_nonzero", "count_nonzero.dim_IntList"),
+        lambda x, dims: sums(cast(x, dtypes.bool), dims),
+    ),
 }
 TABLE: Table = {
     **PLAIN,

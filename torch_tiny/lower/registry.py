@@ -3,37 +3,10 @@
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, NamedTuple
 
-from torch_tiny.lower import (
-    activation,
-    antialias,
-    attention,
-    bags,
-    complex_rules,
-    creation,
-    distance,
-    elementwise,
-    fft,
-    fractional,
-    grid,
-    histogram,
-    index,
-    linalg,
-    margin,
-    masks,
-    matmul,
-    movement,
-    nn,
-    optim,
-    polynomials,
-    pool,
-    random,
-    reduce,
-    sort,
-    special,
-    spectral,
-)
+from torch_tiny.lower import complex_rules, movement
 from torch_tiny.lower.complex_value import Complex, as_value, is_complex
 from torch_tiny.lower.conditions import collected
 from torch_tiny.lower.promote import Lifted, NoLowering, default_dtype, under_default
@@ -43,14 +16,15 @@ from torch_tiny.uops import DType, UOp, dtypes
 from torch_tiny.views import ViewSpec
 
 _FAMILIES = (
-    activation, antialias, attention, bags, complex_rules, creation, distance, elementwise, fft,
-    fractional, grid, histogram, index, linalg, margin, masks, matmul, movement, nn, optim,
-    polynomials, pool, random, reduce, sort, special, spectral,
-)  # fmt: skip
+    *("activation", "antialias", "attention", "bags", "complex_rules", "creation", "distance"),
+    *("elementwise", "fft", "fractional", "grid", "histogram", "index", "linalg", "margin"),
+    *("masks", "matmul", "movement", "nn", "optim", "polynomials", "pool", "random", "reduce"),
+    *("sort", "special", "spectral"),
+)
 RULES: dict[str, Rule] = {
     f"aten::{name}": row if isinstance(row, Rule) else Rule(row)
     for family in _FAMILIES
-    for name, row in family.TABLE.items()
+    for name, row in import_module(f"torch_tiny.lower.{family}").TABLE.items()
 }
 for _name, _function in complex_rules.COLUMN.items():
     _row = RULES.get(f"aten::{_name}", Rule())

@@ -7,14 +7,7 @@ from typing import Any
 import numpy as np
 
 from torch_tiny import scalar_types as types
-from torch_tiny.lower.promote import (
-    Lifted,
-    NoLowering,
-    Number,
-    as_uop,
-    is_float,
-    math_dtype,
-)
+from torch_tiny.lower.promote import Lifted, NoLowering, Number, as_uop, is_float, math_dtype
 from torch_tiny.uops import DType, UOp, dtypes
 from torch_tiny.views import int_shape
 

@@ -162,8 +162,7 @@ _FUNCTIONS: dict[str, Function] = {
     "nanmedian.dim": lambda x, dim, keepdim: _chosen(x, dim, keepdim, _nan_median_rank),
     "mode": _mode,
     **dict.fromkeys(("isin.Tensor_Tensor", "isin.Tensor_Scalar", "isin.Scalar_Tensor"), _is_in),
-    "searchsorted.Tensor": _search,
-    "searchsorted.Scalar": _search,
+    **dict.fromkeys(("searchsorted.Tensor", "searchsorted.Scalar"), _search),
     "bucketize.Tensor": lambda x, boundaries, small, right: _search(boundaries, x, small, right),
     "bucketize.Scalar": lambda x, boundaries, small, right: _search(boundaries, x, small, right),
 }

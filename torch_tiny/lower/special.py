@@ -139,10 +139,6 @@ def erfinv(x: UOp) -> UOp:
     return x.eq(0).where(x, call("copysign", y, x))
 
 
-def _ndtri(p: UOp) -> UOp:
-    return erfinv(p * 2.0 - 1.0) * math.sqrt(2.0)
-
-
 def _erfcx(x: UOp) -> UOp:
     near = exp(x * x) * call("erfc", x)
     square = (x * x).reciprocal()
@@ -317,14 +313,13 @@ TABLE: Table = {
     "polygamma": _polygamma,
     "special_zeta": _in_double(_zeta),
     "erfinv": _in_double(erfinv),
-    "special_ndtri": _in_double(_ndtri),
+    "special_ndtri": _in_double(lambda p: erfinv(p * 2.0 - 1.0) * math.sqrt(2.0)),
     "special_erfcx": _in_double(_erfcx),
     "special_log_ndtr": _in_double(_log_ndtr),
-    "i0": _in_double(_bessel_i(0, scaled=False)),
+    **dict.fromkeys(("i0", "special_modified_bessel_i0"), _in_double(_bessel_i(0, scaled=False))),
     "special_i0e": _in_double(_bessel_i(0, scaled=True)),
     "special_i1": _in_double(_bessel_i(1, scaled=False)),
     "special_i1e": _in_double(_bessel_i(1, scaled=True)),
-    "special_modified_bessel_i0": _in_double(_bessel_i(0, scaled=False)),
     "special_modified_bessel_i1": _in_double(_bessel_i(1, scaled=False)),
     "special_modified_bessel_k0": _in_double(_bessel_k(0, scaled=False)),
     "special_modified_bessel_k1": _in_double(_bessel_k(1, scaled=False)),

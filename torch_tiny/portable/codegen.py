@@ -66,10 +66,6 @@ class Places:
     def is_old(self, number: int) -> bool:
         return 0 <= number < self.count
 
-    def dtype_of_numbers(self, number: int) -> torch.dtype | None:
-        k = number - 2 * (self.count + 1)
-        return _NUMBERS[k] if k >= 0 else None
-
 
 _NUMBERS = tuple(DTYPES)
 

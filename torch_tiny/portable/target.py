@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_tiny.engine.codegen_home import Program
+from torch_tiny.engine.target import Target
 from torch_tiny.portable import codegen
 from torch_tiny.portable.kind import Kind, Opened
 from torch_tiny.uops import UOp
 from torch_tiny.values import Buffer, Values
 
 
-class Portable:
+class Portable(Target):
     can_check = True
     takes_sizes = False
 
@@ -35,9 +36,6 @@ class Portable:
     def build(self, _programs: Mapping[str, Any]) -> bytes:
         """Kernels of a whole plan are built together, once it is known."""
         return b""
-
-    def times(self, _library: bytes, tried: Sequence[Any], _buffers: list[Buffer]) -> list[float]:
-        return [0.0 for _ in tried]
 
     def kernels(self, program: Any, _prefix: str) -> list[dict[str, Any]]:
         return [vars(kernel) for kernel in program.kernels]

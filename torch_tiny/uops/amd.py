@@ -5,8 +5,6 @@ from typing import Any
 
 from tinygrad.renderer.cstyle import HIPCCRenderer, HIPRenderer
 
-__all__ = ["renderer_of"]
-
 
 def renderer_of(device: Any) -> Any:
     """tinygrad takes LLVM's assembler where ROCm's library is missing, which ours do not write."""

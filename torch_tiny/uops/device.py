@@ -7,8 +7,6 @@ from tinygrad.device import CompileError, Device, TinyELF
 
 from torch_tiny.uops import dtypes
 
-__all__ = ["open_device", "program"]
-
 
 def open_device(name: str) -> Any:
     """tinygrad's device; raises what it raises where there is none."""

@@ -16,14 +16,9 @@ Spelling = Callable[[str, DType], str | None]
 _SMALL = (dtypes.int8, dtypes.uint8, dtypes.int16, dtypes.uint16)
 _SIGNED = (dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64)
 _OPERATORS = {
-    Ops.ADD: "+",
-    Ops.SUB: "-",
-    Ops.MUL: "*",
-    Ops.SHL: "<<",
-    Ops.CDIV: "/",
-    Ops.NEG: "neg",
+    Ops.ADD: "+", Ops.SUB: "-", Ops.MUL: "*", Ops.SHL: "<<", Ops.CDIV: "/", Ops.NEG: "neg",
     Ops.CAST: "cast",
-}
+}  # fmt: skip
 
 
 def wrapped(sink: UOp, spelling: Spelling) -> UOp:
@@ -57,31 +52,23 @@ def spelled(u: UOp, name: str, spelling: Spelling) -> UOp:
     Of constants it is one: WGSL has no kernel in which they overflow.
     """
     typed = _operands(u)
+    op, value, own = _SEALED[name]
     if all(s.op is Ops.CONST for s in typed):
-        return cast(
-            UOp, UOp.const(around(_VALUES[name](*(int(s.arg) for s in typed)), u.dtype), u.dtype)
-        )
-    operator = name if name == "wrap" else _OPERATORS[_PLAIN[name]]
-    text = spelling(operator, u.dtype) or _TEXTS.get(name)
+        folded = around(value(*(int(s.arg) for s in typed)), u.dtype)
+        return cast(UOp, UOp.const(folded, u.dtype))
+    text = spelling(name if op is None else _OPERATORS[op], u.dtype) or own
     return _plain(u, name, typed) if text is None else UOp(Ops.CUSTOM, u.dtype, typed, text)
 
 
-_VALUES: dict[str, Callable[..., int]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "shl": lambda a, b: a << b,
-    "neg": lambda a: -a,
-    "wrap": lambda a: a,
-}
-_PLAIN = {"add": Ops.ADD, "sub": Ops.SUB, "mul": Ops.MUL, "shl": Ops.SHL, "neg": Ops.NEG}
-# Where the language's own wrap around; tinygrad would still take them for numbers.
-_TEXTS = {
-    "add": "({0} + {1})",
-    "sub": "({0} - {1})",
-    "mul": "({0} * {1})",
-    "neg": "(0 - {0})",
-    "wrap": "({0})",
+# Of what is sealed: the operator, its value, and its text where the language's own wraps around;
+# tinygrad would still take it for numbers.
+_SEALED: dict[str, tuple[Ops | None, Callable[..., int], str | None]] = {
+    "add": (Ops.ADD, lambda a, b: a + b, "({0} + {1})"),
+    "sub": (Ops.SUB, lambda a, b: a - b, "({0} - {1})"),
+    "mul": (Ops.MUL, lambda a, b: a * b, "({0} * {1})"),
+    "shl": (Ops.SHL, lambda a, b: a << b, None),
+    "neg": (Ops.NEG, lambda a: -a, "(0 - {0})"),
+    "wrap": (None, lambda a: a, "({0})"),
 }
 
 
@@ -91,9 +78,8 @@ def _operands(u: UOp) -> tuple[UOp, ...]:
 
 
 def _plain(u: UOp, name: str, operands: tuple[UOp, ...]) -> UOp:
-    if name == "wrap":
-        return operands[0]
-    return UOp(_PLAIN[name], u.dtype, operands)
+    op = _SEALED[name][0]
+    return operands[0] if op is None else UOp(op, u.dtype, operands)
 
 
 def _spelled(u: UOp, spelling: Spelling) -> str | None:
@@ -129,10 +115,6 @@ def _multiply(u: UOp) -> UOp | None:
     return _joined((_call("({0}*{1})", (a, b)), _call("tt_mul_high({0}, {1})", (a, b))), u.dtype)
 
 
-def _from_float(u: UOp, x: UOp) -> UOp:
-    return _pair("tt_long({0})", (x.cast(dtypes.float32),), u.dtype)
-
-
 def _to_float(u: UOp, x: UOp) -> UOp:
     signed = "" if x.dtype == dtypes.int64 else "u"
     words = _words(x)
@@ -145,18 +127,17 @@ long_arithmetic = PatternMatcher(
     [
         (UPat((Ops.CDIV, Ops.CMOD), _LONGS, name="u"), _divide),
         (UPat(Ops.MUL, dtypes.uint64, name="u"), _multiply),
-        (UPat(Ops.CAST, dtypes.int64, (UPat.var("x", dtypes.floats),), name="u"), _from_float),
+        (
+            UPat(Ops.CAST, dtypes.int64, (UPat.var("x", dtypes.floats),)),
+            lambda x: _pair("tt_long({0})", (x.cast(dtypes.float32),), dtypes.int64),
+        ),
         (UPat(Ops.CAST, dtypes.floats, (UPat.var("x", _LONGS),), name="u"), _to_float),
     ]
 )
 
 
-def _opened(u: UOp) -> UOp:
-    return _plain(u, u.arg, _operands(u))
-
-
 # Their words are unsigned, and wrap around by themselves.
-plain_longs = PatternMatcher([(sealed_pattern(_LONGS), _opened)])
+plain_longs = PatternMatcher([(sealed_pattern(_LONGS), lambda u: _plain(u, u.arg, _operands(u)))])
 
 
 def _words(x: UOp) -> tuple[UOp, UOp]:

@@ -7,11 +7,7 @@ with loops that they have merged already: the sum of a stack was too large.
 import itertools
 from typing import Any, cast
 
-from tinygrad.codegen.simplify import (
-    count_divmod,
-    pm_simplify_ranges,
-    simplify_merge_adjacent,
-)
+from tinygrad.codegen.simplify import count_divmod, pm_simplify_ranges, simplify_merge_adjacent
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import PatternMatcher, UOp, UPat, _substitute, graph_rewrite
 

@@ -12,8 +12,6 @@ from tinygrad.renderer.cstyle import (
 
 from torch_tiny.uops import DType, PatternMatcher, UOp, UPat, dtypes
 
-__all__ = ["MOST_BUFFERS", "Renderer", "count_in_flight", "part"]
-
 MOST_BUFFERS = 31
 """Of a kernel, in Metal's table of arguments."""
 

@@ -9,21 +9,6 @@ from tinygrad.tensor import Tensor
 
 from torch_tiny.uops import DType, Ops, UOp, dtypes
 
-__all__ = [
-    "ON_HOST",
-    "Lent",
-    "empty",
-    "host_address",
-    "opaque",
-    "owner_of",
-    "owning",
-    "realized_base",
-    "tensor_of",
-    "uop_of",
-    "uop_over_host",
-    "why_not_open",
-]
-
 
 def realized_base(tensor: Tensor) -> tuple[UOp, Buffer]:
     """A tensor as movement ops of memory that has been computed, and that memory."""
