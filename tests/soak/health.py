@@ -21,6 +21,7 @@ class Held:
     """What the process holds at a moment when nothing runs."""
 
     resident: int
+    """Of its own: pages of files, such as libraries, come and go as the system likes."""
     device: int
     """Bytes of tensors on tiny devices."""
     files: int
@@ -48,11 +49,10 @@ def held() -> Held:
         for index in range(torch.tiny.device_count())
     )
     maps = Path("/proc/self/maps").read_text().splitlines()
-    status = Path("/proc/self/statm").read_text().split()
     files = list(_open_files())
     compiling = sum(map(_is_of_a_compile, files))
     return Held(
-        resident=int(status[1]) * os.sysconf("SC_PAGE_SIZE"),
+        resident=_anonymous_bytes(),
         device=on_devices,
         files=len(files) - compiling,
         compiling=compiling,
@@ -72,6 +72,13 @@ def processes(mark: str) -> list[str]:
         except OSError:  # ended, or another's
             continue
     return found
+
+
+def _anonymous_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) << 10
+    raise RuntimeError("this system does not tell what memory is a process's own")
 
 
 def _open_files() -> Iterator[str]:

@@ -30,6 +30,7 @@ NETS = {**TESTED, "digits": lambda: (network(), (5, 1, 8, 8))}
 # the last of them.
 _SENSITIVE = "LBFGS"
 _ITERATIONS = {"max_iter": 2}
+_ROUNDINGS = (1e-15, -1e-15, 3e-15, -3e-15)
 _NOT_FLAT = "cnn_channels_last"  # LBFGS sees each gradient as one row, and raises on the CPU, too
 
 _NORMALIZED = {
@@ -75,7 +76,7 @@ class Training:
             cpu.start_from(device)
             doubts = []
             if self._optimizer == _SENSITIVE:
-                doubts = [self._side("cpu", shape, rounding) for rounding in (1e-15, -1e-15)]
+                doubts = [self._side("cpu", shape, rounding) for rounding in _ROUNDINGS]
             for doubt in doubts:
                 doubt.start_from(device)
             seed_of(turn.device, number)
@@ -86,15 +87,20 @@ class Training:
             assert_same(loss, expected, strides=False)
             if not doubts:
                 cpu.step_along(device)
-            elif not all(self._agree(cpu, doubt, x, target, number) for doubt in doubts):
+            elif not all(
+                self._agree(cpu, doubt, x, target, number, which)
+                for which, doubt in enumerate(doubts)
+            ):
                 continue
             assert_same(device.state(), cpu.state(), strides=False)
         if turn.drops:
             bin_of_tensors.append(device)
 
-    def _agree(self, cpu: _Side, doubt: _Side, x: Tensor, target: Tensor, number: int) -> bool:
+    def _agree(
+        self, cpu: _Side, doubt: _Side, x: Tensor, target: Tensor, number: int, which: int
+    ) -> bool:
         """Whether the step is one that rounding does not decide."""
-        rounded = x * (1 + 1e-15 * data(*x.shape, dtype=x.dtype, seed=number))
+        rounded = x * (1 + 1e-15 * data(*x.shape, dtype=x.dtype, seed=number + 100 * which))
         with host_numbers(number):
             doubt.step(rounded, target)
         try:
