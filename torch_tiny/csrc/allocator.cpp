@@ -7,12 +7,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cstdlib>
 #include <map>
 #include <mutex>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "cgroup.h"
@@ -28,7 +30,7 @@ using Aggregated = c10::CachingAllocator::StatType;
 constexpr size_t kHeader = 64;              // the data stays aligned to a cache line
 constexpr size_t kAlignment = 2 * kHeader;  // of the header, so that data is in the same page
 constexpr uint64_t kOurs = 0x74696e7974696e79;
-// Below this the C library is as fast; above it gives memory back and faults it in again.
+// Below this the C library keeps memory too; above it gives memory back and faults it in again.
 constexpr size_t kSmallest = size_t{1} << 12;
 constexpr size_t kHugePage = size_t{1} << 21;
 
@@ -85,36 +87,91 @@ size_t physical_memory() {
   return bytes;
 }
 
+// One atomic operation each way: what there is now is a difference.
 struct Counter {
-  std::atomic<int64_t> current{0}, peak{0}, allocated{0}, freed{0};
+  std::atomic<int64_t> peak{0}, allocated{0}, freed{0}, forgotten_allocated{0}, forgotten_freed{0};
 
   void add(int64_t amount) {
-    const auto now = current.fetch_add(amount, std::memory_order_relaxed) + amount;
-    allocated.fetch_add(amount, std::memory_order_relaxed);
+    const auto all = allocated.fetch_add(amount, std::memory_order_relaxed) + amount;
+    const auto now = all - freed.load(std::memory_order_relaxed);
     auto seen = peak.load(std::memory_order_relaxed);
     while (now > seen && !peak.compare_exchange_weak(seen, now, std::memory_order_relaxed)) {
     }
   }
   void remove(int64_t amount) {
-    current.fetch_sub(amount, std::memory_order_relaxed);
     freed.fetch_add(amount, std::memory_order_relaxed);
   }
+  int64_t current() const {
+    return allocated - freed;
+  }
   void reset_peak() {
-    peak = current.load();
+    peak = current();
   }
   void reset_accumulated() {
-    allocated = 0;
-    freed = 0;
+    forgotten_allocated = allocated.load();
+    forgotten_freed = freed.load();
   }
   c10::CachingAllocator::Stat stat() const {
     c10::CachingAllocator::Stat result;
-    result.current = current;
+    result.current = current();
     result.peak = peak;
-    result.allocated = allocated;
-    result.freed = freed;
+    result.allocated = allocated - forgotten_allocated;
+    result.freed = freed - forgotten_freed;
     return result;
   }
 };
+
+// Small blocks that were dropped, kept by each thread for its next ones: asking the C library for
+// aligned memory takes longer than adding up what is in it.
+class SmallBlocks {
+ public:
+  ~SmallBlocks() {
+    for (auto& first : free_) {
+      while (first != nullptr) {
+        std::free(std::exchange(first, first->next));
+      }
+    }
+    left_ = 0;
+  }
+  // Of at least so many bytes; null if there is none.
+  void* take(size_t size) {
+    auto& first = free_[place(size)];
+    if (first == nullptr) {
+      return nullptr;
+    }
+    left_ += bytes(size);
+    return std::exchange(first, first->next);
+  }
+  bool keep(void* base, size_t size) {
+    if (left_ < bytes(size)) {
+      return false;
+    }
+    left_ -= bytes(size);
+    auto& first = free_[place(size)];
+    first = new (base) Node{first};
+    return true;
+  }
+  static size_t bytes(size_t size) {
+    return (place(size) + 1) * kHeader;
+  }
+
+ private:
+  struct Node {
+    Node* next;
+  };
+  static size_t place(size_t size) {
+    return (size - 1) / kHeader;
+  }
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  static constexpr size_t kMost = 0;  // they follow memory from malloc to free
+#else
+  static constexpr size_t kMost = size_t{1} << 18;
+#endif
+  std::array<Node*, kSmallest / kHeader> free_{};
+  size_t left_ = kMost;  // bytes that may still be kept; none once the thread is ending
+};
+
+thread_local SmallBlocks small_blocks;
 
 class Cache {
  public:
@@ -128,12 +185,12 @@ class Cache {
       return {nullptr, c10::Device(c10::kCPU)};
     }
     const size_t size = rounded(bytes + kHeader);
-    auto* base = size < kSmallest ? nullptr : take(size);
+    auto* base = size < kSmallest ? small(size, bytes) : take(size);
     size_t uses = 1;
     if (base == nullptr) {
       base = fresh(size, bytes);
       reserved.add(static_cast<int64_t>(size));
-    } else {
+    } else if (size >= kSmallest) {
       uses += static_cast<Header*>(base)->uses;
     }
     if (uses == kUsesForHugePages && size >= 2 * kHugePage) {
@@ -159,8 +216,10 @@ class Cache {
     if (size >= kSmallest && !in_bad_fork() && cache.keep(base, size)) {
       return;
     }
-    std::free(base);
     cache.reserved.remove(static_cast<int64_t>(size));
+    if (size >= kSmallest || !small_blocks.keep(base, size)) {
+      std::free(base);
+    }
   }
 
   void empty() {
@@ -206,6 +265,13 @@ class Cache {
     auto* base = found->second.back();
     found->second.pop_back();
     cached_ -= size;
+    return base;
+  }
+
+  void* small(size_t size, size_t bytes) {
+    auto* kept = small_blocks.take(size);
+    auto* base = kept != nullptr ? kept : fresh(SmallBlocks::bytes(size), bytes);
+    reserved.add(static_cast<int64_t>(size));
     return base;
   }
 

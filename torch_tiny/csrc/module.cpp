@@ -119,11 +119,11 @@ Metrics total_metrics() {
     total.graph_runs += one.graph_runs;
     total.seconds_recording += one.seconds_recording;
     total.seconds_running += one.seconds_running;
-    for (const auto& [cause, count] : one.causes) {
-      total.causes[cause] += count;
+    for (const auto& [cause, count] : one.causes.counts()) {
+      total.causes.count(cause.first, cause.second, count);
     }
-    for (const auto& [what, count] : one.news) {
-      total.news[what] += count;
+    for (const auto& [what, count] : one.news.counts()) {
+      total.news.count(what.first, what.second, count);
     }
   }
   return total;
@@ -168,8 +168,8 @@ py::dict metrics() {
   result["products"] = total.products;
   result["graphs"] = total.graphs;
   result["graph_runs"] = total.graph_runs;
-  result["causes"] = listed(total.causes);
-  result["news"] = listed(total.news);
+  result["causes"] = listed(total.causes.counts());
+  result["news"] = listed(total.news.counts());
   result["seconds_recording"] = total.seconds_recording;
   result["seconds_running"] = total.seconds_running;
   add_portable_counts(result);

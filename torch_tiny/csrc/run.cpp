@@ -268,10 +268,10 @@ void Queue::count(const Batch& batch, const Outcome& outcome, double seconds) {
   metrics.graph_runs += outcome.as_graph == PlanGraph::Done::kNothing ? 0 : 1;
   metrics.seconds_running += seconds;
   if (batch.reason != kAhead) {  // who waits for it will be the cause
-    ++metrics.causes[{batch.reason, batch.place}];
+    metrics.causes.count(batch.reason, batch.place);
   }
   if (!batch.hit) {
-    ++metrics.news[batch.news];
+    metrics.news.count(batch.news.first, batch.news.second);
   }
 }
 
@@ -288,7 +288,7 @@ void Queue::note_wait(const char* reason) {
   is_ahead_ = false;
   was_waited_for = true;
   ++metrics.syncs;
-  ++metrics.causes[{reason, place}];
+  metrics.causes.count(reason, place);
 }
 
 // What the program has set for the whole process must be as a run needs it, and stay so: a run that

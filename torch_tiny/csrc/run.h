@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -37,6 +38,31 @@ struct Limits {
   size_t bytes = size_t{4} << 30;
 };
 
+// How often something happened at a place of the program.
+class Occasions {
+ public:
+  using Map = std::map<std::pair<std::string, Where>, uint64_t>;
+
+  Occasions() = default;
+  Occasions(Occasions&&) = default;
+  Occasions& operator=(Occasions&&) = default;
+
+  // Short traces are many: what was counted before is found without a string of its own.
+  void count(std::string_view what, const Where& place, uint64_t times = 1) {
+    if (last_ == nullptr || last_->first.first != what || last_->first.second != place) {
+      last_ = &*counts_.try_emplace({std::string(what), place}, 0).first;
+    }
+    last_->second += times;
+  }
+  const Map& counts() const {
+    return counts_;
+  }
+
+ private:
+  Map counts_;
+  Map::value_type* last_ = nullptr;
+};
+
 struct Metrics {
   uint64_t calls = 0;
   uint64_t traces = 0;
@@ -51,9 +77,9 @@ struct Metrics {
   double seconds_recording = 0;
   double seconds_running = 0;
   // Why traces were run: reason and place -> how often.
-  std::map<std::pair<std::string, Where>, uint64_t> causes;
+  Occasions causes;
   // Why a trace was not like the one before it, at the first call that differs.
-  std::map<std::pair<std::string, Where>, uint64_t> news;
+  Occasions news;
 };
 
 // Whether plans on CUDA memory become CUDA graphs; TORCH_TINY_CUDA_GRAPHS=0 says no.

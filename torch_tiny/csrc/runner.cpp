@@ -315,6 +315,13 @@ bool Runner::has_failed(const Region& region) const {
   return false;
 }
 
+Runner::Number& Runner::new_number() {
+  if (!numbers_.has_value()) {
+    numbers_.emplace();
+  }
+  return numbers_->emplace_back();
+}
+
 void* Runner::pointer(const RegionBuffer& buffer) {
   if (buffer.is_slot) {
     return static_cast<char*>(memory_of(buffer.slot).mutable_data()) + buffer.offset;
@@ -322,7 +329,7 @@ void* Runner::pointer(const RegionBuffer& buffer) {
   const auto& given = trace_.values[trace_.calls[buffer.call].first_value + buffer.value];
   if (given.isComplexDouble()) {
     const auto complex = given.toComplexDouble();
-    auto& part = numbers_.emplace_back();
+    auto& part = new_number();
     part.real = buffer.item == 0 ? complex.real() : complex.imag();
     return &part;
   }
@@ -332,7 +339,7 @@ void* Runner::pointer(const RegionBuffer& buffer) {
   }
   const auto value = buffer.item < 0 ? given : given.toList().get(buffer.item);
   if (!value.isTensor()) {
-    auto& number = numbers_.emplace_back();
+    auto& number = new_number();
     value.isDouble() ? void(number.real = value.toDouble()) : void(number.whole = value.toInt());
     return &number;
   }

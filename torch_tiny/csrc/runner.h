@@ -5,6 +5,7 @@
 
 #include <deque>
 #include <exception>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,11 @@ class Runner {
   void validate(const Region& region);
   void release(uint32_t slot);
   bool has_failed(const Region& region) const;
+  union Number {
+    double real;
+    int64_t whole;
+  };
+  Number& new_number();
   void* pointer(const RegionBuffer& buffer);
   c10::Storage memory_of(uint32_t slot);
   const at::Tensor& stand_in(const Use& use, const Spec& spec, Access access = Access::kWrite);
@@ -68,18 +74,14 @@ class Runner {
   const c10::DeviceIndex device_;
   const c10::Device host_;
   const bool is_portable_;
-  const int threads_;      // of kernels on cpu memory
-  size_t failures_ = 0;    // calls that raised
+  const int threads_;          // of kernels on cpu memory
+  size_t failures_ = 0;        // calls that raised
   bool has_two_ways_ = false;  // of matrix products
   bool is_raising_ = false;    // a call is known to raise: it does so on the host
   std::vector<SlotState> states_;
   std::vector<uint32_t> place_;  // of slots in the lists of some calls
   c10::Stack stack_;
-  union Number {
-    double real;
-    int64_t whole;
-  };
-  std::deque<Number> numbers_;  // that kernels read; their addresses stay
+  std::optional<std::deque<Number>> numbers_;  // that kernels read; their addresses stay
 };
 
 }  // namespace tiny
