@@ -1,8 +1,8 @@
 """Whether a program's answer hangs on the last digit of something that was rounded.
 
 The oracle plays against itself, with each inexact result rounded anew: to anything between it and
-what float64 says, and one unit beyond. Where it differs from itself in the same statement, no
-device can be asked.
+what float64 says, and one unit beyond; NaN gets any sign. Where it differs from itself in the same
+statement, no device can be asked.
 """
 
 from __future__ import annotations
@@ -111,7 +111,10 @@ class _RoundedAnew(TorchDispatchMode):
         anew = now + (other - now) * share
         anew = anew + anew * units * torch.finfo(mine.dtype).eps
         usable = is_rounded & now.isfinite() & exact.isfinite()
-        mine.copy_(torch.where(usable, anew, now))
+        anew = torch.where(usable, anew, now)
+        if not mine.is_complex():
+            anew = torch.where(now.isnan(), torch.copysign(anew, units.sign() - 0.5), anew)
+        mine.copy_(anew)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

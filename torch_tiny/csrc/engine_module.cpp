@@ -95,7 +95,8 @@ std::shared_ptr<Code> code_from(const py::dict& given, c10::DeviceIndex device) 
     code->copies.emplace_back(temporary, buffer);
     code->copy_bytes.push_back(bytes);
   }
-  for (const auto& [threads, engine] : given["engines"].cast<std::map<std::string, std::string>>()) {
+  for (const auto& [threads, engine] :
+       given["engines"].cast<std::map<std::string, std::string>>()) {
     code->choice.decide(
         std::stoi(threads), engine == "uop" ? Choice::Engine::kUop : Choice::Engine::kAten);
   }
@@ -112,7 +113,9 @@ class LoadedCodes {
   void add(c10::DeviceIndex device, const std::string& key, const std::shared_ptr<Code>& code) {
     std::erase_if(codes_, [](const auto& item) { return item.second.expired(); });
     TORCH_CHECK(
-        codes_.size() < most_codes, codes_.size(), " compiled regions are loaded, and no more can be");
+        codes_.size() < most_codes,
+        codes_.size(),
+        " compiled regions are loaded, and no more can be");
     codes_[{device, key}] = code;
   }
 
@@ -238,8 +241,7 @@ py::list plans(c10::DeviceIndex device) {
       state["scalars"] = region.numbers;
       py::dict engines;
       for (const auto& [threads, engine] : region.known) {
-        engines[py::str(std::to_string(threads))] =
-            engine == Choice::Engine::kUop ? "uop" : "aten";
+        engines[py::str(std::to_string(threads))] = engine == Choice::Engine::kUop ? "uop" : "aten";
       }
       state["engine"] = region.decided ? engines[py::str(std::to_string(region.threads))]
                                        : py::object(py::str(""));

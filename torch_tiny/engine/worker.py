@@ -313,12 +313,14 @@ def _new_folder() -> tuple[Path, int]:
         with ExitStack() as on_failure:
             folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
             on_failure.callback(remove_folder, folder)
-            lock = _beyond_the_standard_streams(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
-            on_failure.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if folder.exists():  # else another process swept it before it was locked
-                on_failure.pop_all()
-                return folder, lock
+            # Another worker may sweep it before it is locked.
+            with suppress(FileNotFoundError):
+                lock = _beyond_the_standard_streams(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+                on_failure.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if folder.exists():
+                    on_failure.pop_all()
+                    return folder, lock
 
 
 def _beyond_the_standard_streams(file: int) -> int:
