@@ -210,5 +210,8 @@ def loaded_code(device: int, key: str, /) -> LoadedCode | None:
 def replace_code(device: int, key: str, code: dict[str, Any], /) -> None:
     """Regions with this code run another one from now on, timed anew."""
 
+def decisions() -> int:
+    """How many choices between two ways to run something were made by measuring."""
+
 def plans(device: int, /) -> list[dict[str, Any]]:
     """What is known of the compiled plans of a device."""

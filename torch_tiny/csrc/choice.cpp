@@ -29,6 +29,7 @@ void Choice::add(Engine engine, double seconds) {
   if (++turn_ >= kTurns) {
     const bool is_uop = this->seconds(Engine::kUop) < this->seconds(Engine::kAten);
     decide(threads_, is_uop ? Engine::kUop : Engine::kAten);
+    decisions_.fetch_add(1, std::memory_order_relaxed);
   }
 }
 

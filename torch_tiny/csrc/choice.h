@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cstdint>
@@ -43,6 +44,10 @@ class Choice {
   int threads() const {
     return threads_;
   }
+  // How many choices were made by measuring, in the whole process.
+  static uint64_t decisions() {
+    return decisions_.load(std::memory_order_relaxed);
+  }
   // All that was decided, by numbers of threads.
   const std::map<int, Engine>& known() const {
     return known_;
@@ -58,6 +63,7 @@ class Choice {
   static constexpr unsigned kTurns = 14;  // seven each, and the first of each does not count
   static constexpr int kNeverRun = -1;
 
+  static inline std::atomic<uint64_t> decisions_{0};
   std::map<int, Engine> known_;  // by numbers of threads
   int threads_ = kNeverRun;
   unsigned turn_ = 0;

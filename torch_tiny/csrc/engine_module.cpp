@@ -366,6 +366,7 @@ void bind_engine(py::module& m) {
   m.def("install", &install);
   m.def("replace_code", &replace_code);
   m.def("plans", &plans);
+  m.def("decisions", &Choice::decisions);
 }
 
 }  // namespace tiny

@@ -75,6 +75,8 @@ class Engine:
         """Of regions of devices, by their keys: whether their code is refined, and the engines that
         the disk knows to be faster, by numbers of threads."""
         self._hot: dict[tuple[int, int], tuple[str, list[str], Plan]] = {}
+        self._decisions = 0
+        """That were made when it was looked for them last."""
         self._looks_at = 0.0
         self._refined: set[str] = set()
         self._lock = threading.Lock()  # around what several threads keep
@@ -263,8 +265,10 @@ class Engine:
 
     def _keep_decisions(self) -> None:
         """Write which engine was faster beside the kernels, for the next process."""
-        if self._files is None:
+        decisions = _C.decisions()
+        if self._files is None or decisions == self._decisions:
             return
+        self._decisions = decisions
         with self._lock:  # threads that compile go on adding to it
             kept = dict(self._kept)
         for device in {device for device, _ in kept}:
@@ -277,7 +281,7 @@ class Engine:
                     failures.note("cache", trouble, "")
 
     def _remember(self, device: int, plan: int, trace: str, lines: list[str], made: Plan) -> None:
-        """What may be refined later; the plans that have taken most time come first."""
+        """What may be refined later; of too many the oldest goes."""
         if not made.regions or _target(device) != "cpu":  # elsewhere there is one way
             return
         with self._lock:
