@@ -102,15 +102,12 @@ class _RoundedAnew(TorchDispatchMode):
     def _round(self, mine: torch.Tensor, exact: torch.Tensor) -> None:
         exact = exact.to(mine.dtype if mine.dtype.itemsize > exact.dtype.itemsize else exact.dtype)
         now = mine.to(exact.dtype)
-        if mine.dtype in (torch.float64, torch.complex128):
-            is_rounded, other = now != exact, now
-        else:
-            is_rounded, other = now != exact, exact
+        is_exacter = mine.dtype not in (torch.float64, torch.complex128)
         share = torch.rand(mine.shape, generator=self._generator, dtype=torch.float64)
         units = torch.randint(-1, 2, mine.shape, generator=self._generator)
-        anew = now + (other - now) * share
+        anew = now + (exact - now) * share if is_exacter else now
         anew = anew + anew * units * torch.finfo(mine.dtype).eps
-        usable = is_rounded & now.isfinite() & exact.isfinite()
+        usable = (now != exact) & now.isfinite() & exact.isfinite()
         anew = torch.where(usable, anew, now)
         if not mine.is_complex():
             anew = torch.where(now.isnan(), torch.copysign(anew, units.sign() - 0.5), anew)
