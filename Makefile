@@ -14,7 +14,7 @@ BIN := .venv/bin
 TOOLS := .venv/tools.stamp
 INSTALLED := .venv/installed.stamp
 CORE := build/core.stamp
-SOURCES := $(wildcard torch_tiny/csrc/*)
+SOURCES := $(wildcard torch_tiny/csrc/*/*)
 
 # Several test processes share the cores, so none of them may spin while it waits.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive

@@ -103,9 +103,9 @@ setup(
     ext_modules=[
         CppExtension(
             "torch_tiny._C",
-            sorted(map(str, CSRC.glob("*.cpp"))),
-            depends=sorted(map(str, CSRC.glob("*.h"))),
-            extra_compile_args=FLAGS + CHECKS,
+            sorted(map(str, CSRC.rglob("*.cpp"))),
+            depends=sorted(map(str, CSRC.rglob("*.h"))),
+            extra_compile_args=[*FLAGS, f"-I{CSRC.absolute()}", *CHECKS],
             extra_link_args=LINK + CHECKS,
         )
     ],

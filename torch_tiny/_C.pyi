@@ -47,7 +47,7 @@ class Metrics(TypedDict):
     graphs: int
     graph_runs: int
     causes: list[Cause]
-    news: list[Cause]
+    miss_reasons: list[Cause]
     seconds_recording: float
     seconds_running: float
     traffic: list[Traffic]

@@ -101,7 +101,7 @@ class Report:
     """Traces that ran as one launch of such a graph."""
     causes: list[Cause]
     """Why traces were run and where, most frequent first."""
-    news: list[Cause]
+    miss_reasons: list[Cause]
     """Why there was no plan for a trace: what was new, and where."""
     plans: list[Plan]
     """Traces that were compiled, most frequent first."""
@@ -153,7 +153,8 @@ class Report:
                 ),
                 *_table("why traces were run", causes),
                 *_table(
-                    "why traces were new", [(n.count, f"{n.reason}  {n.where}") for n in self.news]
+                    "why traces were new",
+                    [(n.count, f"{n.reason}  {n.where}") for n in self.miss_reasons],
                 ),
                 *_regions(self.plans),
                 *_table(
@@ -177,8 +178,8 @@ def report() -> Report:
     metrics = _C.metrics()
     causes = [Cause(**cause) for cause in metrics["causes"]]
     causes.sort(key=lambda cause: cause.count, reverse=True)
-    news = [Cause(**new) for new in metrics["news"]]
-    news.sort(key=lambda new: new.count, reverse=True)
+    miss_reasons = [Cause(**new) for new in metrics["miss_reasons"]]
+    miss_reasons.sort(key=lambda new: new.count, reverse=True)
     traffic = [Traffic(**moved) for moved in metrics["traffic"]]
     traffic.sort(key=lambda moved: moved.bytes, reverse=True)
     fallbacks = [Cause(**fallback) for fallback in metrics["fallbacks"]]
@@ -186,7 +187,7 @@ def report() -> Report:
     values: dict[str, Any] = {
         **metrics,
         "causes": causes,
-        "news": news,
+        "miss_reasons": miss_reasons,
         "traffic": traffic,
         "fallbacks": fallbacks,
     }

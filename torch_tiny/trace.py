@@ -1,4 +1,4 @@
-"""A recorded trace, read from the text the core describes it in (csrc/describe.cpp)."""
+"""A recorded trace, read from the text the core describes it in (csrc/plan/describe.cpp)."""
 
 import json
 import math
@@ -205,7 +205,7 @@ _SCALAR_TYPES = {
 }
 SCALAR_TYPE_NUMBERS = {dtype: number for number, dtype in _SCALAR_TYPES.items()}
 
-# By csrc/take_apart.h's classes.
+# By csrc/core/call_key.h's classes.
 _KNOWN_FLOATS = {1: 0.0, 2: 1.0, 3: -1.0, 4: 2.0, 5: math.inf, 6: -math.inf}
 
 

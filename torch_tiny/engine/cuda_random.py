@@ -1,4 +1,4 @@
-"""Kernels that draw from the portable stream on a GPU: the formulas of csrc/philox.h.
+"""Kernels that draw from the portable stream on a GPU: the formulas of csrc/random/philox.h.
 
 They are compiled when a process draws for the first time, and kept on disk.
 """
@@ -58,7 +58,7 @@ _UNIFORM = "T(int(w[0] >> (32 - bits))) * (1.0F / T(1U << bits))"
 _UNIFORM_DOUBLE = "uniform_double(w[0], w[1])"
 _EXPONENTIAL_DOUBLE = "negative_log(uniform_above_zero(w[0], w[1]))"
 
-# Name -> type, value. The names are those of csrc/cuda_draws.cpp.
+# Name -> type, value. The names are those of csrc/random/cuda_draws.cpp.
 _VALUES = {
     "uniform_float": ("float", f"{_UNIFORM} * (T(b) - T(a)) + T(a)"),
     "uniform_double": ("double", f"{_UNIFORM_DOUBLE} * (b - a) + a"),
@@ -81,7 +81,7 @@ _VALUES = {
 
 def source() -> str:
     """All kernels, in CUDA C++."""
-    formulas = (Path(__file__).parent.parent / "csrc" / "philox.h").read_text()
+    formulas = (Path(__file__).parent.parent / "csrc" / "random" / "philox.h").read_text()
     formulas = re.sub(r"^#.*$", "", formulas, flags=re.MULTILINE)
     kernels = (
         _KERNEL.format(name=name, type=type_, value=value)

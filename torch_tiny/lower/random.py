@@ -1,6 +1,6 @@
 """Random operators where a call was given seed and offset of the portable stream.
 
-The tensors are filled as csrc/portable_random.cpp does, bit by bit.
+The tensors are filled as csrc/random/portable_random.cpp does, bit by bit.
 """
 
 import math

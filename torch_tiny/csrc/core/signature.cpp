@@ -1,0 +1,231 @@
+#include "core/signature.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "core/aten_call.h"
+
+namespace tiny {
+namespace {
+
+uint64_t hash_words(const Operator& op, c10::ArrayRef<uint64_t> words) {
+  return tiny::hash_words(reinterpret_cast<uintptr_t>(&op), words);
+}
+
+struct Tokens {
+  Signature& signature;
+
+  void tensor(const at::Tensor& tensor) {
+    if (!tensor.defined()) {
+      signature.tokens.push_back({Token::Kind::kNoTensor});
+    } else if (tensor.device().type() == kTiny) {
+      signature.tokens.push_back({Token::Kind::kTensor});
+      signature.specs.push_back(
+          {at::DimVector(tensor.sizes()),
+           at::DimVector(tensor.strides()),
+           tensor.scalar_type(),
+           tensor.is_conj(),
+           tensor.is_neg()});
+    } else {
+      signature.tokens.push_back({Token::Kind::kValue});
+    }
+  }
+
+  void argument(const c10::IValue& value, bool generator) {
+    if (generator) {
+      signature.tokens.push_back({Token::Kind::kValue});
+    } else if (value.isTensor()) {
+      tensor(value.toTensor());
+    } else if (value.isTensorList() || value.isOptionalTensorList()) {
+      const auto items = value.toListRef();
+      signature.tokens.push_back(
+          {value.isTensorList() ? Token::Kind::kTensorList : Token::Kind::kOptionalTensorList,
+           static_cast<uint32_t>(items.size())});
+      for (const auto& item : items) {
+        tensor(item.isTensor() ? item.toTensor() : at::Tensor());
+      }
+    } else if (
+        value.isDouble() || value.isComplexDouble() || value.isDoubleList() ||
+        (value.isList() && !value.isIntList() && !value.isBoolList())) {
+      signature.tokens.push_back({Token::Kind::kValue});
+    } else {
+      signature.tokens.push_back({Token::Kind::kConstant, 0, value});
+    }
+  }
+};
+
+Result describe_result(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return {};
+  }
+  return {
+      {at::DimVector(tensor.sizes()),
+       at::DimVector(tensor.strides()),
+       tensor.scalar_type(),
+       tensor.is_conj(),
+       tensor.is_neg()},
+      tensor.storage_offset(),
+      tensor.storage().nbytes(),
+      true};
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return !tensor.defined() ||
+      (tensor.layout() == c10::kStrided && !tensor.is_quantized() && tensor.has_storage());
+}
+
+}  // namespace
+
+std::unique_ptr<Signature> make_signature(
+    Operator& op, c10::ArrayRef<c10::IValue> stack, const Arguments& arguments) {
+  static std::atomic<uint64_t> next_id{1};
+  auto signature = std::make_unique<Signature>();
+  signature->id = next_id.fetch_add(1);
+  signature->op = &op;
+  signature->draws_hidden = arguments.draws_hidden;
+  signature->words.assign(arguments.words.begin(), arguments.words.end());
+  Tokens visitor{*signature};
+  for (size_t i = 0; i < stack.size(); ++i) {
+    visitor.argument(stack[i], op.takes_generator[i]);
+  }
+  for (const auto& token : signature->tokens) {
+    signature->value_count += token.kind == Token::Kind::kValue ? 1 : 0;
+  }
+  return signature;
+}
+
+bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned) {
+  signature.results.clear();
+  signature.list_sizes.clear();
+  signature.constants.assign(returned.size(), {});
+  signature.fresh_bytes = 0;
+  const auto& op = *signature.op;
+  // A rehearsal has all its results on the CPU, and no seed.
+  const bool is_real = std::any_of(returned.begin(), returned.end(), [](const c10::IValue& value) {
+    return value.isTensor() && value.toTensor().defined() && !value.toTensor().is_cpu();
+  });
+  for (size_t i = 0; i < returned.size(); ++i) {
+    if (op.returns[i] >= 0) {
+      signature.list_sizes.push_back(Signature::kTensor);
+      continue;
+    }
+    const bool is_seed = is_real && op.dropout >= 0 && !signature.draws_hidden &&
+        returned[i].isTensor() && returned[i].toTensor().defined() &&
+        returned[i].toTensor().device().is_cpu();
+    if (returned[i].isInt() || is_seed) {
+      signature.list_sizes.push_back(Signature::kConstant);
+      signature.constants[i] = returned[i];
+      continue;
+    }
+    const bool is_list = returned[i].isTensorList();
+    if (!is_list && !returned[i].isTensor()) {
+      return false;
+    }
+    const auto items = is_list ? returned[i].toListRef() : returned.slice(i, 1);
+    signature.list_sizes.push_back(is_list ? static_cast<int>(items.size()) : Signature::kTensor);
+    for (const auto& item : items) {
+      if (!is_plain(item.toTensor())) {
+        return false;
+      }
+      signature.results.push_back(describe_result(item.toTensor()));
+    }
+  }
+  for (const auto& result : signature.results) {
+    signature.fresh_bytes += result.nbytes;
+  }
+  return true;
+}
+
+bool meta_agrees(const Signature& signature, const Arguments& arguments) {
+  const auto metas = meta_tensors(arguments);
+  Signature foretold;
+  foretold.op = signature.op;
+  try {
+    HostScope scope(arguments.device);
+    c10::Stack stack;
+    push_arguments(
+        stack,
+        signature,
+        arguments.values.data(),
+        [&](size_t i) { return metas[i]; },
+        c10::Device(c10::kMeta));
+    signature.op->handle.callBoxed(stack);
+    return describe_results(foretold, stack) && foretold.list_sizes == signature.list_sizes &&
+        foretold.results == signature.results;
+  } catch (...) {
+    return false;
+  }
+}
+
+Signature* SignatureTable::find(const Operator& op, const Arguments& arguments) {
+  auto fits = [&](const Signature& signature) {
+    return signature.op == &op && signature.words.size() == arguments.words.size() &&
+        std::memcmp(
+            signature.words.data(),
+            arguments.words.data(),
+            arguments.words.size() * sizeof(uint64_t)) == 0;
+  };
+  auto& recent = recent_[place(op)];
+  if (recent != nullptr && fits(*recent)) {
+    return recent;
+  }
+  const auto found = table_.find(hash_words(op, arguments.words));
+  if (found == table_.end()) {
+    return nullptr;
+  }
+  for (auto& signature : found->second) {
+    if (fits(*signature)) {
+      return recent = signature.get();
+    }
+  }
+  return nullptr;
+}
+
+void SignatureTable::insert(std::unique_ptr<Signature> signature) {
+  signature->product = Product::of(*signature);
+  recent_.fill(nullptr);
+  auto& bucket = table_[hash_words(*signature->op, signature->words)];
+  for (auto& other : bucket) {
+    if (other->op == signature->op && other->words == signature->words) {
+      std::swap(other, signature);
+      replaced_.push_back(std::move(signature));
+      return;
+    }
+  }
+  ++size_;
+  bucket.push_back(std::move(signature));
+}
+
+void SignatureTable::keep(const std::unordered_set<const Signature*>& kept) {
+  const auto is_dropped = [&](const std::unique_ptr<Signature>& signature) {
+    return kept.count(signature.get()) == 0;
+  };
+  recent_.fill(nullptr);
+  size_ = 0;
+  std::erase_if(replaced_, is_dropped);
+  for (auto& [hash, bucket] : table_) {
+    std::erase_if(bucket, is_dropped);
+    size_ += bucket.size();
+  }
+  std::erase_if(table_, [](const auto& entry) { return entry.second.empty(); });
+}
+
+std::vector<bool> written_tensors(const Signature& signature) {
+  std::vector<bool> writes;
+  size_t argument = 0;
+  for (size_t i = 0; i < signature.tokens.size(); ++i, ++argument) {
+    const auto& token = signature.tokens[i];
+    const bool is_list =
+        token.kind == Token::Kind::kTensorList || token.kind == Token::Kind::kOptionalTensorList;
+    const auto end = is_list ? i + token.count : i;
+    for (i = is_list ? i + 1 : i; i <= end; ++i) {
+      if (signature.tokens[i].kind == Token::Kind::kTensor) {
+        writes.push_back(signature.op->writes[argument]);
+      }
+    }
+    i = end;
+  }
+  return writes;
+}
+
+}  // namespace tiny

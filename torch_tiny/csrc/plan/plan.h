@@ -1,0 +1,66 @@
+// Plans: how to run the traces that are alike, and what was learned of running them.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "core/trace.h"
+#include "plan/compiled.h"
+
+namespace tiny {
+
+class PlanGraph;
+
+// How to run a trace: call by call, letting go of slots, or as compiled.
+struct Plan : std::enable_shared_from_this<Plan> {
+  uint64_t id = 0;
+  std::vector<uint64_t> words;               // all that the plan was made for
+  std::vector<const Signature*> signatures;  // of its calls
+  std::vector<uint32_t> release_begin;
+  std::vector<uint32_t> release;
+  std::vector<bool> temporary;
+
+  mutable uint64_t last_used = 0;  // a moment; guarded by the owner of the cache
+
+  // Guarded by the lock that is held while running.
+  mutable uint64_t runs = 0;
+  mutable std::atomic<double> seconds{0};  // of all runs; read at any time
+  mutable std::shared_ptr<Compiled> compiled;
+  mutable std::shared_ptr<PlanGraph> graph;  // on CUDA memory
+};
+
+// What a device keeps; a test may want less, so that it fills sooner.
+inline std::atomic<size_t> most_plans{1024};
+inline std::atomic<size_t> most_signatures{16'384};
+
+class PlanCache {
+ public:
+  // The plan for this trace, made now if there is none. `hit` tells which. Of too many, those go
+  // that were not used for longest.
+  std::shared_ptr<const Plan> find(const Trace& trace, bool& hit);
+  // Null if it is not known any more.
+  std::shared_ptr<const Plan> by_id(uint64_t id) const;
+  template <typename Visit>
+  void for_each(const Visit& visit) const {
+    for (const auto& [hash, plan] : plans_) {
+      visit(*plan);
+    }
+  }
+  // Drops plans, from those not used for longest, until no more than `most` signatures are known to
+  // the rest; returns these.
+  std::unordered_set<const Signature*> keep_recent(size_t most);
+
+ private:
+  using Plans = std::unordered_map<uint64_t, std::shared_ptr<const Plan>>;
+  std::vector<Plans::iterator> from_recent_to_old();
+  void drop_old();
+
+  Plans plans_;
+  uint64_t moment_ = 0;
+  std::vector<uint64_t> words_;
+};
+
+}  // namespace tiny
