@@ -19,7 +19,20 @@ SOURCES := $(wildcard torch_tiny/csrc/*/*)
 # Several test processes share the cores, so none of them may spin while it waits.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
-.PHONY: demo test test-devices devices lint fuzz fuzz-compiled soak tsan asan bench format core clean
+.PHONY: help demo test test-devices devices lint fuzz fuzz-compiled soak tsan asan bench format core clean
+
+help:
+	@echo 'make demo           train a small network on tiny and on the CPU, side by side'
+	@echo 'make test           all tests; needs no GPU'
+	@echo 'make test-devices   derivatives, operators and programs on OpenCL and WebGPU, for hours'
+	@echo 'make fuzz           random programs against the CPU: N=10000 SEED=0'
+	@echo 'make fuzz-compiled  the same with everything compiled: N=2000 SEED=0 JOBS=2'
+	@echo 'make soak           one long process, everything at once: MINUTES=60 SEED=0'
+	@echo 'make tsan, asan     the core under sanitizers: MINUTES=5'
+	@echo 'make bench          all measurements against eager PyTorch'
+	@echo 'make lint, format   ruff, mypy, clang-format'
+	@echo 'make core, devices  what the others need: the C++ core; software drivers'
+	@echo 'make clean          all but the virtual environment'
 
 demo: core
 	$(BIN)/python examples/digits.py

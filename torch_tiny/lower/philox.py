@@ -1,7 +1,7 @@
 """The portable stream of random numbers: Philox4x32-10 and the distributions made from it.
 
-csrc/random/philox.h has the same formulas in C++; docs/random.md says what each one is. Integers and
-single IEEE operations only, in a fixed order, so that both give the same bits.
+csrc/random/philox.h has the same formulas in C++; docs/random.md says what each one is. Integers
+and single IEEE operations only, in a fixed order, so that both give the same bits.
 """
 
 import math

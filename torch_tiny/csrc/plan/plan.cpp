@@ -70,6 +70,7 @@ std::shared_ptr<Plan> make_plan(const Trace& trace, std::vector<uint64_t> words)
 }  // namespace
 
 std::shared_ptr<const Plan> PlanCache::find(const Trace& trace, bool& hit) {
+  std::lock_guard lock(mutex_);
   write_words(trace, words_);
   const auto hash = hash_words(words_.size(), words_);
   auto found = plans_.find(hash);
@@ -103,6 +104,7 @@ void PlanCache::drop_old() {
 }
 
 std::unordered_set<const Signature*> PlanCache::keep_recent(size_t most) {
+  std::lock_guard lock(mutex_);
   std::unordered_set<const Signature*> kept;
   for (const auto& entry : from_recent_to_old()) {
     const auto& needed = entry->second->signatures;
@@ -117,6 +119,7 @@ std::unordered_set<const Signature*> PlanCache::keep_recent(size_t most) {
 }
 
 std::shared_ptr<const Plan> PlanCache::by_id(uint64_t id) const {
+  std::lock_guard lock(mutex_);
   for (const auto& [hash, plan] : plans_) {
     if (plan->id == id) {
       return plan;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -23,7 +24,7 @@ struct Plan : std::enable_shared_from_this<Plan> {
   std::vector<uint32_t> release;
   std::vector<bool> temporary;
 
-  mutable uint64_t last_used = 0;  // a moment; guarded by the owner of the cache
+  mutable uint64_t last_used = 0;  // a moment; guarded by the cache's lock
 
   // Guarded by the lock that is held while running.
   mutable uint64_t runs = 0;
@@ -36,6 +37,7 @@ struct Plan : std::enable_shared_from_this<Plan> {
 inline std::atomic<size_t> most_plans{1024};
 inline std::atomic<size_t> most_signatures{16'384};
 
+// Of a device; for any thread.
 class PlanCache {
  public:
   // The plan for this trace, made now if there is none. `hit` tells which. Of too many, those go
@@ -45,6 +47,7 @@ class PlanCache {
   std::shared_ptr<const Plan> by_id(uint64_t id) const;
   template <typename Visit>
   void for_each(const Visit& visit) const {
+    std::lock_guard lock(mutex_);
     for (const auto& [hash, plan] : plans_) {
       visit(*plan);
     }
@@ -58,6 +61,7 @@ class PlanCache {
   std::vector<Plans::iterator> from_recent_to_old();
   void drop_old();
 
+  mutable std::mutex mutex_;
   Plans plans_;
   uint64_t moment_ = 0;
   std::vector<uint64_t> words_;

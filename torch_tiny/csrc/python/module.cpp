@@ -106,9 +106,8 @@ void materialize(const at::Tensor& tensor) {
 Metrics total_metrics() {
   Metrics total;
   for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
-    auto& queue = Queue::of(index);
-    const auto lock = locked(queue.mutex);
-    const auto& one = queue.metrics;
+    const Recording recording(Queue::of(index).recorder);
+    const auto& one = recording->metrics;
     total.calls += one.calls;
     total.traces += one.traces;
     total.plan_hits += one.plan_hits;
@@ -180,9 +179,7 @@ py::dict metrics() {
 
 void reset_metrics() {
   for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
-    auto& queue = Queue::of(index);
-    const auto lock = locked(queue.mutex);
-    queue.metrics = {};
+    Recording(Queue::of(index).recorder)->metrics = {};
   }
   reset_portable_counts();
   for_each_operator([](Operator& op) {
@@ -233,9 +230,7 @@ void init(const std::vector<std::string>& hosts, const std::string& numbers) {
 
 void set_limits(size_t calls, size_t bytes) {
   for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
-    auto& queue = Queue::of(index);
-    const auto lock = locked(queue.mutex);
-    queue.limits = {calls, bytes};
+    Recording(Queue::of(index).recorder)->limits = {calls, bytes};
   }
 }
 

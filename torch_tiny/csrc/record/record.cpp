@@ -24,7 +24,7 @@ void push_results(
     const Operator& op,
     const Signature& signature,
     c10::ArrayRef<c10::IValue> arguments,
-    Queue& queue,
+    const Recording& recording,
     c10::DeviceIndex device,
     c10::SmallVectorImpl<c10::IValue>& results) {
   auto next = signature.results.begin();
@@ -34,12 +34,12 @@ void push_results(
     } else if (signature.list_sizes[i] == Signature::kConstant) {
       results.emplace_back(signature.constants[i]);
     } else if (signature.list_sizes[i] == Signature::kTensor) {
-      results.emplace_back(fresh_result(queue, *next++, device));
+      results.emplace_back(fresh_result(recording, *next++, device));
     } else {
       c10::List<at::Tensor> list;
       list.reserve(signature.list_sizes[i]);
       for (int k = 0; k < signature.list_sizes[i]; ++k) {
-        list.push_back(fresh_result(queue, *next++, device));
+        list.push_back(fresh_result(recording, *next++, device));
       }
       results.emplace_back(std::move(list));
     }
@@ -81,10 +81,7 @@ bool are_fresh(
 void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& arguments) {
   const auto given = torch::jit::last(*stack, op.writes.size());
   auto signature = make_signature(op, given, arguments);
-  {
-    const auto lock = locked(queue.mutex);
-    ++queue.metrics.metadata_misses;
-  }
+  ++Recording(queue.recorder)->metrics.metadata_misses;
   c10::SmallVector<at::Tensor, 8> tensors;  // the stack will be gone
   c10::SmallVector<bool, 8> was_empty;
   for (auto& tensor : arguments.tensors) {
@@ -112,8 +109,7 @@ void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& 
     op.kind = Operator::Kind::kEager;
     return;
   }
-  const auto lock = locked(queue.mutex);
-  queue.signatures.insert(std::move(signature));
+  Recording(queue.recorder)->signatures.insert(std::move(signature));
 }
 
 // A call on tensors that stand in for those of the user: what its results would look like.
@@ -197,9 +193,9 @@ bool infer_large_lists(
   if (!infer_lists(*signature, given, arguments)) {
     return false;
   }
-  const auto lock = locked(queue.mutex);
-  ++queue.metrics.metadata_misses;
-  queue.signatures.insert(std::move(signature));
+  const Recording recording(queue.recorder);
+  ++recording->metrics.metadata_misses;
+  recording->signatures.insert(std::move(signature));
   return true;
 }
 
@@ -231,9 +227,9 @@ bool infer(
       check_type(arguments.device, result.spec.dtype);
     }
   }
-  const auto lock = locked(queue.mutex);
-  ++queue.metrics.metadata_misses;
-  queue.signatures.insert(std::move(signature));
+  const Recording recording(queue.recorder);
+  ++recording->metrics.metadata_misses;
+  recording->signatures.insert(std::move(signature));
   return true;
 }
 
@@ -283,12 +279,12 @@ void record_view(Operator& op, Queue& queue, c10::Stack* stack, const Arguments&
   replace(stack, count, results);
 }
 
-// Gives empty out= tensors their sizes, with the queue locked. False if one has memory, or is to
-// be computed: only a run can deal with that.
-bool grow(const Queue& queue, const Signature& signature, const Arguments& arguments) {
+// Gives empty out= tensors their sizes. False if one has memory, or is to be computed: only a run
+// can deal with that.
+bool grow(const Recording& recording, const Signature& signature, const Arguments& arguments) {
   for (const auto i : signature.grown) {
     const auto& storage = TinyStorage::of(*arguments.tensors[i]);
-    if (storage.nbytes() != 0 || storage.trace == queue.trace.id || !storage.resizable()) {
+    if (storage.nbytes() != 0 || storage.trace == recording->trace.id || !storage.resizable()) {
       return false;
     }
   }
@@ -338,46 +334,48 @@ void bump_versions(const Operator& op, c10::ArrayRef<c10::IValue> arguments) {
 }  // namespace
 
 bool record_known(
-    Operator& op, Arguments& arguments, c10::function_ref<void(Queue&, const Signature&)> results) {
+    Operator& op,
+    Arguments& arguments,
+    c10::function_ref<void(const Recording&, const Signature&)> results) {
   auto& queue = Queue::of(arguments.device);
   // What ran before may raise; then this call has not been done.
   if (C10_UNLIKELY(arguments.exported)) {
     queue.run(kShared);
-  } else if (C10_UNLIKELY(queue.is_full.load(std::memory_order_relaxed))) {
+  } else if (C10_UNLIKELY(queue.recorder.is_full.load(std::memory_order_relaxed))) {
     queue.run_soon(kLimit);
   }
-  const RecordingTime time(queue);
+  const RecordingTime time(queue.recorder);
   const auto place = source_line();
   if (C10_UNLIKELY(queue.turns(place))) {
-    queue.in_backward = place.node != nullptr;
+    queue.recorder.in_backward = place.node != nullptr;
     queue.run_soon(kTurn);
   }
   bool is_all_again = false;
   const auto flags = flags_now(op.asks_flags);
   {
-    auto lock = locked(queue.mutex);
-    while (C10_UNLIKELY(!queue.accepts(flags, place))) {
-      lock.unlock();
+    Recording recording(queue.recorder);
+    while (C10_UNLIKELY(!recording->accepts(flags, place))) {
+      recording.unlock();
       queue.run_soon(kSwitched);
-      lock = locked(queue.mutex);
+      recording = Recording(queue.recorder);
     }
-    const auto* signature = queue.signatures.find(op, arguments);
+    const auto* signature = recording->signatures.find(op, arguments);
     if (C10_UNLIKELY(signature == nullptr || signature->stale.load(std::memory_order_relaxed))) {
       return false;
     }
-    if (C10_UNLIKELY(!signature->grown.empty()) && !grow(queue, *signature, arguments)) {
+    if (C10_UNLIKELY(!signature->grown.empty()) && !grow(recording, *signature, arguments)) {
       return false;
     }
-    auto& values = queue.trace.values;
+    auto& values = recording->trace.values;
     const auto first_value = values.size();
     for (auto& value : arguments.values) {
       values.push_back(std::move(value));
     }
-    append_call(queue, *signature, arguments.tensors, first_value, place, [&] {
-      results(queue, *signature);
+    append_call(recording, *signature, arguments.tensors, first_value, place, [&] {
+      results(recording, *signature);
     });
-    time.stop();
-    is_all_again = queue.is_all_again();
+    time.stop(recording);
+    is_all_again = recording->is_all_again();
   }
   if (C10_UNLIKELY(arguments.exported)) {
     queue.run(kShared);
@@ -417,8 +415,8 @@ void record(const c10::OperatorHandle& handle, c10::Stack* stack) {
     return record_view(op, queue, stack, arguments);
   }
   c10::SmallVector<c10::IValue, 2> results;
-  const auto note_results = [&](Queue& locked, const Signature& signature) {
-    push_results(op, signature, given, locked, arguments.device, results);
+  const auto note_results = [&](const Recording& recording, const Signature& signature) {
+    push_results(op, signature, given, recording, arguments.device, results);
   };
   bool known = record_known(op, arguments, note_results);
   const auto foretold = is_portable(arguments.device) ? &infer : &infer_large_lists;

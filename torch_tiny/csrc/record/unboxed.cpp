@@ -9,6 +9,7 @@
 #include "core/key_match.h"
 #include "record/append_call.h"
 #include "record/record.h"
+#include "run/queue.h"
 
 namespace tiny {
 namespace {
@@ -107,7 +108,8 @@ class Unboxed<Return(Args...)> {
     ((visitor.next_is(*is_written++), visitor.argument(args)), ...);
     visitor.finish();
     if constexpr (std::is_reference_v<Return>) {
-      if (arguments.keyed && record_known(op_, arguments, [](Queue&, const Signature&) {})) {
+      if (arguments.keyed &&
+          record_known(op_, arguments, [](const Recording&, const Signature&) {})) {
         return written(args...);
       }
       boxed(args...);
@@ -115,8 +117,8 @@ class Unboxed<Return(Args...)> {
     } else {
       at::Tensor result;
       if (arguments.keyed &&
-          record_known(op_, arguments, [&](Queue& queue, const Signature& signature) {
-            result = fresh_result(queue, signature.results[0], arguments.device);
+          record_known(op_, arguments, [&](const Recording& recording, const Signature& signature) {
+            result = fresh_result(recording, signature.results[0], arguments.device);
           })) {
         return result;
       }
@@ -132,36 +134,36 @@ class Unboxed<Return(Args...)> {
     }
     const auto device = first.device().index();
     auto& queue = Queue::of(device);
-    if (C10_UNLIKELY(queue.is_full.load(std::memory_order_relaxed))) {
+    if (C10_UNLIKELY(queue.recorder.is_full.load(std::memory_order_relaxed))) {
       return false;
     }
-    const RecordingTime time(queue);
+    const RecordingTime time(queue.recorder);
     const auto place = source_line();
     if (C10_UNLIKELY(queue.turns(place))) {
       return false;
     }
     const auto flags = flags_now(op_.asks_flags);
-    auto lock = locked(queue.mutex);
-    if (C10_UNLIKELY(!queue.accepts(flags, place))) {
+    Recording recording(queue.recorder);
+    if (C10_UNLIKELY(!recording->accepts(flags, place))) {
       return false;
     }
-    auto& values = queue.trace.values;
+    auto& values = recording->trace.values;
     const auto first_value = values.size();
-    for (const auto* signature : {queue.expected(), queue.signatures.recent(op_)}) {
+    for (const auto* signature : {recording->expected(), recording->signatures.recent(op_)}) {
       if (signature == nullptr || signature->op != &op_ || !signature->grown.empty() ||
           signature->stale.load(std::memory_order_relaxed)) {
         continue;
       }
       KeyMatch follow(*signature, values);
       if (C10_LIKELY((follow.argument(args) && ...) && follow.finish())) {
-        append_call(queue, *signature, follow.tensors(), first_value, place, [&] {
+        append_call(recording, *signature, follow.tensors(), first_value, place, [&] {
           if (result != nullptr) {
-            *result = fresh_result(queue, signature->results[0], device);
+            *result = fresh_result(recording, signature->results[0], device);
           }
         });
-        time.stop();
-        if (C10_UNLIKELY(queue.is_all_again())) {
-          lock.unlock();
+        time.stop(recording);
+        if (C10_UNLIKELY(recording->is_all_again())) {
+          recording.unlock();
           queue.run(kAhead);
         }
         return true;

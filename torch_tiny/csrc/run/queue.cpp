@@ -146,23 +146,22 @@ void Queue::run_turn(Turn& turn, c10::function_ref<void()> body) {
 }
 
 bool Queue::is_pending(const TinyStorage& storage) {
-  const auto lock = locked(mutex);
-  return storage.trace == trace.id;
+  return storage.trace == Recording(recorder)->trace.id;
 }
 
 bool Queue::is_idle() {
-  const auto lock = locked(mutex);
-  return is_idle_when_locked();
+  return Recording(recorder)->is_idle();
 }
 
-Queue::Underway::Underway(Queue& queue, uint64_t trace) : queue_(&queue), trace_(trace) {
-  queue.underway_.push_back(trace);
+Queue::Underway::Underway(Queue& queue, const Recording& recording)
+    : queue_(&queue), trace_(recording->trace.id) {
+  recording->underway.push_back(trace_);
 }
 
 Queue::Underway::~Underway() {
   if (queue_ != nullptr) {
-    const auto lock = locked(queue_->mutex);
-    auto& all = queue_->underway_;
+    const Recording recording(queue_->recorder);
+    auto& all = recording->underway;
     all.erase(std::find(all.begin(), all.end(), trace_));
   }
 }
@@ -173,44 +172,42 @@ std::optional<Queue::Batch> Queue::take(const char* reason) {
   batch.reason = reason;
   std::shared_ptr<const Plan> last;
   {
-    const auto lock = locked(mutex);
+    const Recording recording(recorder);
+    auto& trace = recording->trace;
     if (trace.empty()) {
       return std::nullopt;
     }
-    batch.underway = Underway(*this, trace.id);
+    batch.underway = Underway(*this, recording);
     or_fail(trace, [&] {
       Trace next;
       // Readers tell what is on its way by numbers that grow.
       if (reason == kLimit) {
         next = trace.split(trace.find_restart());
       } else {
-        next = std::exchange(spare_, Trace());
+        next = std::exchange(recording->spare, Trace());
         next.renew();
       }
       batch.trace = std::move(trace);
       trace = std::move(next);
     });
-    is_full = false;
-    last = followed;
+    recorder.is_full = false;
+    last = recording->followed;
   }
   or_fail(batch.trace, [&] {
     if (reason != kAhead) {  // there every moment counts
       batch.place = source_line();
     }
-    {
-      std::lock_guard lock(plans_mutex_);
-      batch.plan = plans_.find(batch.trace, batch.hit);
-    }
+    batch.plan = plans_.find(batch.trace, batch.hit);
     if (batch.hit) {
       has_repeated_ = true;
     } else {
       batch.miss_reason = why_new(batch.trace, last.get());
     }
   });
-  const auto lock = locked(mutex);
-  followed = batch.plan;
-  is_ahead_ = reason == kAhead;
-  was_waited_for = has_thread_ && batch.hit && is_asked_for(reason);
+  const Recording recording(recorder);
+  recording->followed = batch.plan;
+  recording->is_ahead = reason == kAhead;
+  recording->was_waited_for = has_thread_ && batch.hit && is_asked_for(reason);
   return batch;
 }
 
@@ -229,10 +226,7 @@ void Queue::execute(Batch batch) {
   const auto seconds = seconds_since(begin);
   batch.plan->seconds.store(batch.plan->seconds.load(std::memory_order_relaxed) + seconds);
   count(batch, outcome, seconds);
-  {
-    const auto lock = locked(mutex);
-    spare_ = std::move(batch.trace);
-  }
+  Recording(recorder)->spare = std::move(batch.trace);
   if (const auto& failure = outcome.failure != nullptr ? outcome.failure : interrupted) {
     raise_failure(failure);
   }
@@ -260,7 +254,8 @@ Queue::Outcome Queue::run_batch(Batch& batch) {
 }
 
 void Queue::count(const Batch& batch, const Outcome& outcome, double seconds) {
-  const auto lock = locked(mutex);
+  const Recording recording(recorder);
+  auto& metrics = recording->metrics;
   ++metrics.traces;
   ++(batch.hit ? metrics.plan_hits : metrics.plan_misses);
   metrics.syncs += is_asked_for(batch.reason) ? 1 : 0;
@@ -283,14 +278,14 @@ void Queue::note_wait(const char* reason) {
     return;
   }
   const auto place = source_line();  // not with the lock held
-  const auto lock = locked(mutex);
-  if (!is_ahead_ || !trace.empty() || !is_asked_for(reason)) {
+  const Recording recording(recorder);
+  if (!recording->is_ahead || !recording->trace.empty() || !is_asked_for(reason)) {
     return;
   }
-  is_ahead_ = false;
-  was_waited_for = true;
-  ++metrics.syncs;
-  metrics.causes.count(reason, place);
+  recording->is_ahead = false;
+  recording->was_waited_for = true;
+  ++recording->metrics.syncs;
+  recording->metrics.causes.count(reason, place);
 }
 
 // What the program has set for the whole process must be as a run needs it, and stay so: a run that
@@ -327,8 +322,8 @@ Queue::Locks Queue::lock_all() {
 }
 
 bool Queue::needs_all() {
-  const auto lock = locked(mutex);
-  return !trace.empty() && have_to_be_replaced(trace.flags);
+  const Recording recording(recorder);
+  return !recording->trace.empty() && have_to_be_replaced(recording->trace.flags);
 }
 
 // The right to run, and what was recorded, cut off at a moment when nothing recorded earlier is
@@ -361,8 +356,10 @@ Queue::Turn Queue::lock_to_run(const char* reason, const TinyStorage* storage) {
 }
 
 bool Queue::is_on_its_way(const TinyStorage& storage) {
-  const auto lock = locked(mutex);
-  return storage.trace == trace.id || (!underway_.empty() && storage.trace >= underway_.front());
+  const Recording recording(recorder);
+  const auto& underway = recording->underway;
+  return storage.trace == recording->trace.id ||
+      (!underway.empty() && storage.trace >= underway.front());
 }
 
 // Asks for the plan to be compiled where that is due. Returns why it cannot run, if it cannot.
@@ -412,7 +409,6 @@ PlanGraph::Done Queue::run_as_graph(Trace& running, const Plan& plan) {
 bool Queue::install(uint64_t id, std::shared_ptr<Compiled> compiled) {
   WithoutGil no_gil;
   std::lock_guard lock(running_);
-  std::lock_guard plans(plans_mutex_);
   const auto plan = plans_.by_id(id);
   if (plan == nullptr) {
     return false;
@@ -425,7 +421,6 @@ bool Queue::install(uint64_t id, std::shared_ptr<Compiled> compiled) {
 void Queue::for_each_plan(c10::function_ref<void(const Plan&)> visit) {
   WithoutGil no_gil;
   std::lock_guard lock(running_);
-  std::lock_guard plans(plans_mutex_);
   plans_.for_each(visit);
 }
 
@@ -446,12 +441,11 @@ void Queue::run_eagerly(Operator& op, c10::Stack* stack, const char* reason) {
 
 // Programs whose shapes never repeat must not fill the memory. Traces refer to signatures.
 void Queue::forget_signatures_if_many() {
-  const auto lock = locked(mutex);
+  const Recording recording(recorder);
   const auto most = most_signatures.load(std::memory_order_relaxed);
-  if (signatures.size() > most && is_idle_when_locked()) {
-    followed = nullptr;
-    std::lock_guard plans(plans_mutex_);
-    signatures.keep(plans_.keep_recent(most / 2));
+  if (recording->signatures.size() > most && recording->is_idle()) {
+    recording->followed = nullptr;
+    recording->signatures.keep(plans_.keep_recent(most / 2));
   }
 }
 
