@@ -11,8 +11,7 @@ def cholesky(k: Kernel, n: int, upper: bool) -> None:
     source, home = k.matrix_in(2, n, n, True), k.matrix_in(0, n, n, False)
     if upper:
         source, home = source.adjoint(), home.adjoint()
-    lower = k.work_matrix(home)
-    k.copy(lower, source)
+    lower = k.loaded(home, source)
     info = k.scalar(0, dtypes.int32)
     _factor(k, lower, info, n)
     with k.loop(1, n) as j, k.each(0, j) as i:

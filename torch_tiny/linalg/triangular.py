@@ -5,22 +5,17 @@ from torch_tiny.linalg.kernel import Kernel, Matrix
 
 def triangular_solve(k: Kernel, n: int, columns: int, upper: bool, unit: bool) -> None:
     """0: X by columns, 1: A by rows, 2: B by rows."""
-    source, right = k.matrix_in(1, n, n, True), k.matrix_in(0, n, columns, False)
-    x = k.work_matrix(right)
-    a = k.work_matrix(source)
-    k.copy(x, k.matrix_in(2, n, columns, True))
-    k.copy(a, source)
-    substitute(k, a, x, upper, unit)
+    right = k.matrix_in(0, n, columns, False)
+    x = k.loaded(right, k.matrix_in(2, n, columns, True))
+    substitute(k, k.loaded(k.matrix_in(1, n, n, True)), x, upper, unit)
     k.copy(right, x)
 
 
 def cholesky_solve(k: Kernel, n: int, columns: int, upper: bool) -> None:
     """0: X by columns, 1: L (or U) by rows, 2: B by rows."""
-    source, right = k.matrix_in(1, n, n, True), k.matrix_in(0, n, columns, False)
-    x = k.work_matrix(right)
-    factor = k.work_matrix(source)
-    k.copy(x, k.matrix_in(2, n, columns, True))
-    k.copy(factor, source)
+    right = k.matrix_in(0, n, columns, False)
+    x = k.loaded(right, k.matrix_in(2, n, columns, True))
+    factor = k.loaded(k.matrix_in(1, n, n, True))
     lower = factor.adjoint() if upper else factor
     substitute(k, lower, x, upper=False, unit=False)
     substitute(k, lower.adjoint(), x, upper=True, unit=False)
