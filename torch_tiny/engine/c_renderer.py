@@ -14,16 +14,8 @@ from torch_tiny.uops import AddrSpace, AxisType, DType, Ops, Renderer, UOp, call
 
 _C_NAMES = {
     dtypes.bool: "_Bool",
-    dtypes.int8: "int8_t",
-    dtypes.uint8: "uint8_t",
-    dtypes.int16: "int16_t",
-    dtypes.uint16: "uint16_t",
-    dtypes.int32: "int32_t",
-    dtypes.uint32: "uint32_t",
-    dtypes.int64: "int64_t",
-    dtypes.uint64: "uint64_t",
-    dtypes.float16: "uint16_t",
-    dtypes.bfloat16: "uint16_t",
+    **{t: f"{'u' * (t in dtypes.uints)}int{8 * t.itemsize}_t" for t in dtypes.ints},
+    **dict.fromkeys((dtypes.float16, dtypes.bfloat16), "uint16_t"),
     dtypes.float32: "float",
     dtypes.float64: "double",
 }
