@@ -33,6 +33,11 @@ _OF_PARTS = {
 }
 
 
+def _of_both(movement: str) -> Callable[..., Complex]:
+    """The same of each part."""
+    return lambda z, *how: z.each(lambda x: getattr(x, movement)(*how))
+
+
 @dataclass(frozen=True)
 class Complex:
     """re + i im."""
@@ -58,26 +63,13 @@ class Complex:
         """The function of both parts; for what is linear with real coefficients."""
         return Complex(function(self.re), function(self.im))
 
-    def reshape(self, shape: tuple[int, ...]) -> Complex:
-        return self.each(lambda x: x.reshape(shape))
-
-    def expand(self, shape: tuple[int, ...]) -> Complex:
-        return self.each(lambda x: x.expand(shape))
-
-    def shrink(self, bounds: tuple[tuple[int, int] | None, ...]) -> Complex:
-        return self.each(lambda x: x.shrink(bounds))
-
-    def transpose(self, a: int, b: int) -> Complex:
-        return self.each(lambda x: x.transpose(a, b))
-
-    def squeeze(self, dim: int) -> Complex:
-        return self.each(lambda x: x.squeeze(dim))
-
-    def unsqueeze(self, dim: int) -> Complex:
-        return self.each(lambda x: x.unsqueeze(dim))
-
-    def contiguous(self) -> Complex:
-        return self.each(lambda x: x.contiguous())
+    reshape = _of_both("reshape")
+    expand = _of_both("expand")
+    shrink = _of_both("shrink")
+    transpose = _of_both("transpose")
+    squeeze = _of_both("squeeze")
+    unsqueeze = _of_both("unsqueeze")
+    contiguous = _of_both("contiguous")
 
     def conj(self) -> Complex:
         return Complex(self.re, -self.im)

@@ -10,14 +10,9 @@ from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
 
-def _rows(x: UOp) -> UOp:
-    """(samples, classes), of one sample too."""
-    rows: UOp = to_math(x).reshape((-1, int_shape(x)[-1] if x.ndim else 1))
-    return rows
-
-
 def _scaled(slope: Callable[[UOp], UOp], grad: UOp, x: UOp, reduction: int) -> UOp:
-    rows = _rows(x)
+    """slope: of (samples, classes), of one sample too."""
+    rows = to_math(x).reshape((-1, int_shape(x)[-1] if x.ndim else 1))
     n, classes = int_shape(rows)
     g = to_math(grad).reshape((-1, 1)) * (1.0 / (classes * (n if reduction == 1 else 1)))
     return cast(slope(rows) * g, x.dtype).reshape(int_shape(x))

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from torch_tiny.uops import DType, UOp, dtypes
+from torch_tiny.uops import DType, UOp, constant, dtypes
 
 
 class NoLowering(Exception):  # noqa: N818  (an answer, not an error)
@@ -114,8 +114,7 @@ def as_uop(operand: Operand, dtype: DType) -> UOp:
         return cast(operand, dtype)
     if isinstance(operand, Lifted):
         return cast(operand.uop, dtype)
-    constant: UOp = UOp.const(wrapped(operand, dtype), dtype)
-    return constant
+    return constant(wrapped(operand, dtype), dtype)
 
 
 def cast(x: UOp, dtype: DType) -> UOp:
