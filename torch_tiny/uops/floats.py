@@ -1,5 +1,7 @@
 """Float arithmetic, sealed: tinygrad's rules take floats for real numbers."""
 
+from typing import cast
+
 from tinygrad.dtype import dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import PatternMatcher, UOp, UPat, graph_rewrite
@@ -15,8 +17,7 @@ def seal_floats(sink: UOp) -> UOp:
     rounding do not survive. Sealed, the operators run as written. exp2(x*log2(e)) becomes exp(x) on
     the way.
     """
-    result: UOp = graph_rewrite(sink, _seal, bottom_up=True)
-    return result
+    return cast(UOp, graph_rewrite(sink, _seal, bottom_up=True))
 
 
 # --- how it is done ---
@@ -71,8 +72,8 @@ def _seal_reduce(r: UOp) -> UOp | None:
         wide = r.src[0].cast(dtypes.float32)
         return r.replace(dtype=dtypes.float32, src=(wide, *r.src[1:])).cast(r.dtype)
     if r.arg[0] is Ops.MAX and r.dtype in _KEYS:
-        key = _KEYS[r.dtype]
-        largest = r.replace(dtype=key, src=(_ordered(r.src[0]), *r.src[1:]))
+        ordered = _flipped(call("largest_nan", r.src[0]).bitcast(_KEYS[r.dtype]))
+        largest = r.replace(dtype=ordered.dtype, src=(ordered, *r.src[1:]))
         return _flipped(largest).bitcast(r.dtype)
     return None
 
@@ -81,19 +82,11 @@ def _seal_reduce(r: UOp) -> UOp | None:
 _KEYS = {dtypes.float32: dtypes.int32, dtypes.float64: dtypes.int64}
 
 
-def _ordered(x: UOp) -> UOp:
-    return _flipped(call("largest_nan", x).bitcast(_KEYS[x.dtype]))
-
-
 def _flipped(bits: UOp) -> UOp:
     """Negative floats are in reverse order of their bits."""
-    flipped: UOp = bits ^ ((bits >> (8 * bits.dtype.itemsize - 1)) & bits.dtype.max)
-    return flipped
+    return cast(UOp, bits ^ ((bits >> (8 * bits.dtype.itemsize - 1)) & bits.dtype.max))
 
 
 _seal = PatternMatcher(
-    [
-        (UPat(tuple(_NAMES), name="u"), _seal_one),
-        (UPat(Ops.REDUCE, name="r"), _seal_reduce),
-    ]
+    [(UPat(tuple(_NAMES), name="u"), _seal_one), (UPat(Ops.REDUCE, name="r"), _seal_reduce)]
 )

@@ -2,7 +2,8 @@
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tinygrad.runtime.autogen import webgpu as bindings
@@ -26,7 +27,7 @@ class Pipeline:
         following = ctypes.cast(
             ctypes.pointer(code), ctypes.POINTER(webgpu.struct_WGPUChainedStruct)
         )
-        with _Checked(device):
+        with _checked(device):
             self.layout = webgpu.wgpuDeviceCreateBindGroupLayout(
                 device.device_res,
                 webgpu.WGPUBindGroupLayoutDescriptor(entryCount=len(entries), entries=entries),
@@ -67,12 +68,8 @@ class Runner:
 
     def run(self, launches: Sequence[Launch]) -> None:
         """All of them, in order."""
-        device = self._device
         groups: dict[tuple[int, ...], Any] = {}  # kernels that are repeated share theirs
-        with _Checked(device):
-            encoder = webgpu.wgpuDeviceCreateCommandEncoder(
-                device.device_res, webgpu.WGPUCommandEncoderDescriptor()
-            )
+        with self._submitted() as encoder:
             compute = webgpu.wgpuCommandEncoderBeginComputePass(
                 encoder, webgpu.WGPUComputePassDescriptor()
             )
@@ -84,28 +81,26 @@ class Runner:
                 webgpu.wgpuComputePassEncoderSetBindGroup(compute, 0, groups[key], 0, None)
                 webgpu.wgpuComputePassEncoderDispatchWorkgroups(compute, *size)
             webgpu.wgpuComputePassEncoderEnd(compute)
-            commands = webgpu.wgpuCommandEncoderFinish(
-                encoder, webgpu.WGPUCommandBufferDescriptor()
-            )
-            webgpu.wgpuQueueSubmit(device.queue, 1, (webgpu.WGPUCommandBuffer * 1)(commands))
         for group in groups.values():
             webgpu.wgpuBindGroupRelease(group)
         webgpu.wgpuComputePassEncoderRelease(compute)
-        webgpu.wgpuCommandEncoderRelease(encoder)
-        webgpu.wgpuCommandBufferRelease(commands)
 
     def copy(self, to: Any, of: Any, nbytes: int) -> None:
         """From buffer to buffer, after what was submitted before."""
-        device = self._device
-        with _Checked(device):
-            encoder = webgpu.wgpuDeviceCreateCommandEncoder(
-                device.device_res, webgpu.WGPUCommandEncoderDescriptor()
-            )
-            size = -(-nbytes // 4) * 4  # which buffers have, and copies need
+        size = -(-nbytes // 4) * 4  # which buffers have, and copies need
+        with self._submitted() as encoder:
             webgpu.wgpuCommandEncoderCopyBufferToBuffer(encoder, of, 0, to, 0, size)
-            commands = webgpu.wgpuCommandEncoderFinish(
-                encoder, webgpu.WGPUCommandBufferDescriptor()
-            )
+
+    @contextmanager
+    def _submitted(self) -> Iterator[Any]:
+        """What is encoded inside is submitted."""
+        device = self._device
+        with _checked(device):
+            how = webgpu.WGPUCommandEncoderDescriptor()
+            encoder = webgpu.wgpuDeviceCreateCommandEncoder(device.device_res, how)
+            yield encoder
+            whole = webgpu.WGPUCommandBufferDescriptor()
+            commands = webgpu.wgpuCommandEncoderFinish(encoder, whole)
             webgpu.wgpuQueueSubmit(device.queue, 1, (webgpu.WGPUCommandBuffer * 1)(commands))
         webgpu.wgpuCommandEncoderRelease(encoder)
         webgpu.wgpuCommandBufferRelease(commands)
@@ -161,19 +156,17 @@ def _limits(device: Any) -> Any:
     return supported.limits
 
 
-class _Checked:
+@contextmanager
+def _checked(device: Any) -> Iterator[None]:
     """Raises what the device finds wrong inside."""
-
-    def __init__(self, device: Any) -> None:
-        self._device = device
-
-    def __enter__(self) -> None:
-        webgpu.wgpuDevicePushErrorScope(self._device.device_res, webgpu.WGPUErrorFilter_Validation)
-
-    def __exit__(self, kind: object, _error: object, _where: object) -> None:
-        error = self._device.pop_error()
-        if error and kind is None:
-            raise RuntimeError(f"WebGPU: {error}")
+    webgpu.wgpuDevicePushErrorScope(device.device_res, webgpu.WGPUErrorFilter_Validation)
+    try:
+        yield
+    except BaseException:
+        device.pop_error()
+        raise
+    if error := device.pop_error():
+        raise RuntimeError(f"WebGPU: {error}")
 
 
 def _entry(number: int, kind: str) -> Any:
