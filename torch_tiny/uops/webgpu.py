@@ -19,35 +19,28 @@ class Pipeline:
     """A kernel of WGSL on a device of tinygrad's."""
 
     def __init__(self, device: Any, name: str, text: str, buffers: int) -> None:
-        entries = (webgpu.WGPUBindGroupLayoutEntry * (1 + buffers))(
-            *(_entry(i, "Uniform" if i == 0 else "Storage") for i in range(1 + buffers))
-        )
+        gpu, count = device.device_res, 1 + buffers
+        each = (_entry(i, "Storage" if i else "Uniform") for i in range(count))
+        entries = (webgpu.WGPUBindGroupLayoutEntry * count)(*each)
+        bindings = webgpu.WGPUBindGroupLayoutDescriptor(entryCount=count, entries=entries)
         chain = webgpu.WGPUChainedStruct(sType=webgpu.WGPUSType_ShaderSourceWGSL)
         code = webgpu.WGPUShaderModuleWGSLDescriptor(code=to_wgpu_str(text), chain=chain)
-        following = ctypes.cast(
-            ctypes.pointer(code), ctypes.POINTER(webgpu.struct_WGPUChainedStruct)
+        chained = ctypes.POINTER(webgpu.struct_WGPUChainedStruct)
+        shader = webgpu.WGPUShaderModuleDescriptor(
+            nextInChain=ctypes.cast(ctypes.pointer(code), chained)
         )
         with _checked(device):
-            self.layout = webgpu.wgpuDeviceCreateBindGroupLayout(
-                device.device_res,
-                webgpu.WGPUBindGroupLayoutDescriptor(entryCount=len(entries), entries=entries),
+            self.layout = webgpu.wgpuDeviceCreateBindGroupLayout(gpu, bindings)
+            layouts = (webgpu.WGPUBindGroupLayout * 1)(self.layout)
+            whole = webgpu.WGPUPipelineLayoutDescriptor(
+                bindGroupLayoutCount=1, bindGroupLayouts=layouts
             )
-            pipelines = webgpu.wgpuDeviceCreatePipelineLayout(
-                device.device_res,
-                webgpu.WGPUPipelineLayoutDescriptor(
-                    bindGroupLayoutCount=1,
-                    bindGroupLayouts=(webgpu.WGPUBindGroupLayout * 1)(self.layout),
-                ),
-            )
-            module = webgpu.wgpuDeviceCreateShaderModule(
-                device.device_res, webgpu.WGPUShaderModuleDescriptor(nextInChain=following)
-            )
+            pipelines = webgpu.wgpuDeviceCreatePipelineLayout(gpu, whole)
+            module = webgpu.wgpuDeviceCreateShaderModule(gpu, shader)
         compute = webgpu.WGPUComputeState(module=module, entryPoint=to_wgpu_str(name))
+        how = webgpu.WGPUComputePipelineDescriptor(layout=pipelines, compute=compute)
         try:
-            self.pipeline = DeviceCreateComputePipeline(
-                device.device_res,
-                webgpu.WGPUComputePipelineDescriptor(layout=pipelines, compute=compute),
-            )
+            self.pipeline = DeviceCreateComputePipeline(gpu, how)
         finally:
             webgpu.wgpuShaderModuleRelease(module)
             webgpu.wgpuPipelineLayoutRelease(pipelines)
@@ -106,20 +99,16 @@ class Runner:
         webgpu.wgpuCommandBufferRelease(commands)
 
     def _group(self, pipeline: Pipeline, buffers: Sequence[Any]) -> Any:
-        entries = (webgpu.WGPUBindGroupEntry * (1 + len(buffers)))(
-            *(
-                webgpu.WGPUBindGroupEntry(
-                    binding=i, buffer=buffer, offset=0, size=webgpu.wgpuBufferGetSize(buffer)
-                )
-                for i, buffer in enumerate((self._infinity, *buffers))
-            )
+        size, all_ = webgpu.wgpuBufferGetSize, (self._infinity, *buffers)
+        each = (
+            webgpu.WGPUBindGroupEntry(binding=i, buffer=buffer, offset=0, size=size(buffer))
+            for i, buffer in enumerate(all_)
         )
-        return webgpu.wgpuDeviceCreateBindGroup(
-            self._device.device_res,
-            webgpu.WGPUBindGroupDescriptor(
-                layout=pipeline.layout, entryCount=len(entries), entries=entries
-            ),
+        entries = (webgpu.WGPUBindGroupEntry * len(all_))(*each)
+        group = webgpu.WGPUBindGroupDescriptor(
+            layout=pipeline.layout, entryCount=len(all_), entries=entries
         )
+        return webgpu.wgpuDeviceCreateBindGroup(self._device.device_res, group)
 
 
 _LARGE = 1 << 20  # bytes; to ask whether it worked takes as long as a small kernel
