@@ -8,7 +8,6 @@ from torch_tiny.engine import c_math, c_renderer
 from torch_tiny.engine.c_renderer import FUNCTIONS, OPERATORS, WRAPPING, c_name, wrapping
 from torch_tiny.engine.cuda_shape import (
     ACROSS,
-    COMBINE,
     LANES,
     ROW_SLOTS,
     THREADS,
@@ -16,6 +15,7 @@ from torch_tiny.engine.cuda_shape import (
     WIDE,
     Launch,
 )
+from torch_tiny.linalg.kernel import COMBINE
 from torch_tiny.uops import AddrSpace, DType, Ops, UOp, called_name, dtypes
 
 UNROLLED_TRIPS = 16

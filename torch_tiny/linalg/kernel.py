@@ -31,7 +31,7 @@ MATRICES, EACH, PER_LANE, REDUCE, IN_ORDER = (
     AxisType.REDUCE,
     AxisType.LOOP,
 )
-_COMBINE = "group_"
+COMBINE = "group_"
 
 
 @dataclass(frozen=True)
@@ -388,7 +388,7 @@ class Kernel:
         if not shared:
             return result.get()
         self._sharing = False
-        together = combined(_COMBINE + name, result.get().uop)
+        together = combined(COMBINE + name, result.get().uop)
         self._emit(together)
         self.barrier()
         return Value(together)
