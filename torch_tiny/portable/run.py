@@ -33,7 +33,8 @@ class Region:
         self._slots = [i for i, buffer in enumerate(code.buffers) if "slot" in buffer]
         self._written = [i for i in self._slots if code.buffers[i]["written"]]
         self._sizes = {i: code.buffers[i]["nbytes"] for i in self._written}
-        self._old = {b for step in self._kernels for b in step.buffers if self._places.is_old(b)}
+        used = {b for step in self._kernels for b in step.buffers}
+        self._old = used & set(range(len(code.buffers)))
         self._numbers: dict[torch.dtype, list[tuple[int, str]]] = {}
         position = 0
         for buffer in code.buffers:

@@ -11,6 +11,7 @@ the dividend, computed exactly in halves of 12 bits.
 import functools
 import re
 
+from torch_tiny.lower.promote import NoLowering
 from torch_tiny.portable.wgsl_floats import FLOATS
 from torch_tiny.portable.wgsl_integers import INTEGERS
 from torch_tiny.uops import DType, dtypes
@@ -63,13 +64,13 @@ def integer(operator: str, dtype: DType) -> str | None:
     return _SMALL[dtype].format(_INTEGERS.get(operator, f"({{0}} {operator} {{1}})"))
 
 
-def template(name: str) -> str | None:
-    """The expression for a float operator; None if there is none."""
+def template(name: str) -> str:
+    """The expression for a float operator."""
     if name in OPERATORS:
         return OPERATORS[name]
     text = BY_NAME.get(f"tt_{name}")
     if text is None:
-        return None
+        raise NoLowering(f"webgpu has no {name}")
     count = text.partition("{")[0].count(": f32")
     return f"tt_{name}({', '.join(f'{{{i}}}' for i in range(count))})"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torch_tiny.portable import msl
+from torch_tiny.portable import msl, wgsl
 from torch_tiny.portable.kind import C_FUNCTIONS, C_INTEGERS, Kind, Launch, Opened
 
 # Metal has no functions by these names, or may be off by more than a few bits.
@@ -18,7 +18,7 @@ _PRECISE = (
 _FUNCTIONS = {
     **C_FUNCTIONS,
     **{name: f"precise::{C_FUNCTIONS[name]}" for name in _PRECISE},
-    **{name: msl.template(name) for name in _OWN},
+    **{name: wgsl.template(name) for name in _OWN},
     "largest_nan": "({0} != {0} ? as_type<float>(0x7fffffff) : {0})",
 }
 _MOST_IN_FLIGHT = 512
