@@ -180,15 +180,9 @@ def _call(number: int, given: dict[str, Any]) -> Call:
             value = args[i] if isinstance(args[i], list) else [args[i]]
             call.written += [item for item in value if isinstance(item, Tensor)]
             call.written_unknown |= _slots(item for item in value if isinstance(item, Unknown))
-        args[i] = _typed(args[i], argument.real_type)
+        if isinstance(args[i], int) and "ScalarType" in argument.real_type:
+            args[i] = _SCALAR_TYPES.get(args[i], UNKNOWN)
     return call
-
-
-def _typed(value: Any, kind: str) -> Any:
-    """Types, layouts and memory formats are numbers in a trace."""
-    if isinstance(value, int) and "ScalarType" in kind:
-        return _SCALAR_TYPES.get(value, UNKNOWN)
-    return value
 
 
 # By csrc/take_apart.h's classes.
@@ -232,9 +226,7 @@ _READERS: dict[str, Callable[[list[Any]], Any]] = {
     "d": lambda given: Value(given[0], types.float64, True, _KNOWN_FLOATS.get(given[1])),
     "z": lambda given: Value(given[0], types.complex128, True),
     "l": lambda given: [_argument(item) for item in given],
-    "i": lambda given: given[0],
-    "b": lambda given: given[0],
-    "s": lambda given: given[0],
+    **dict.fromkeys(("i", "b", "s"), lambda given: given[0]),
     "device": lambda _given: None,
 }
 

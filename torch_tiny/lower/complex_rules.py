@@ -31,8 +31,7 @@ Given = Operand | Complex
 # --- elementwise ---
 
 
-def _function(name: str) -> Function:
-    function = COMPLEX_FUNCTIONS[name]
+def _function(function: Callable[[Complex], Complex]) -> Function:
     return lambda z: _rounded(function(*promoted(z)), z)
 
 
@@ -249,7 +248,7 @@ COLUMN: dict[str, Function] = {
     "nonzero_static": lambda z, *rest: masks.nonzero_static(_truth(z), *rest),
     "cat": partial(_joined, movement.concatenate),
     "stack": partial(_joined, movement.stack),
-    **{name: _function(name) for name in COMPLEX_FUNCTIONS},
+    **{name: _function(function) for name, function in COMPLEX_FUNCTIONS.items()},
     "abs": _abs,
     "angle": lambda z: cast(promoted(z)[0].angle(), z.re.dtype),
     "isinf": lambda z: absolute(z.re).eq(math.inf) | absolute(z.im).eq(math.inf),

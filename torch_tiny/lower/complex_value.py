@@ -17,7 +17,7 @@ from torch_tiny.lower.promote import (
     math_dtype,
     result_dtype,
 )
-from torch_tiny.lower.shapes import arange, full_like
+from torch_tiny.lower.shapes import DTYPES, arange, full_like
 from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import ViewSpec, int_shape, read, write
 
@@ -26,11 +26,7 @@ PARTS = {
     types.complex64: types.float32,
     types.complex128: types.float64,
 }
-_OF_PARTS = {
-    dtypes.float16: types.complex32,
-    dtypes.float32: types.complex64,
-    dtypes.float64: types.complex128,
-}
+_OF_PARTS = {DTYPES[part]: whole for whole, part in PARTS.items()}
 
 
 def _of_both(movement: str) -> Callable[..., Complex]:

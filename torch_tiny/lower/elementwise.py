@@ -37,6 +37,7 @@ from torch_tiny.lower.promote import (
     elementwise,
     elementwise_float,
     is_float,
+    mapped,
     math_dtype,
     result_dtype,
 )
@@ -192,10 +193,6 @@ def _logit(x: UOp, eps: Number | None) -> UOp:
     return elementwise_float(rule, x)
 
 
-def _same_dtype(function: Unary) -> Function:
-    return lambda x: elementwise(function, x)
-
-
 def _float_unary(function: Unary) -> Function:
     return lambda x: elementwise_float(function, x)
 
@@ -249,18 +246,18 @@ TABLE: Table = {
         )
     ),
     "special_ndtr": _float_unary(lambda x: call("erfc", x * -math.sqrt(0.5)) * 0.5),
-    "neg": _same_dtype(lambda x: -x),
+    "neg": mapped(lambda x: -x),
     "positive": lambda x: x,
     "conj_physical": lambda x: x,  # of real numbers; in place it is recorded for them too
-    "abs": _same_dtype(absolute),
-    **dict.fromkeys(("sign", "sgn"), _same_dtype(_sign)),
-    "square": _same_dtype(lambda x: x * x),
+    "abs": mapped(absolute),
+    **dict.fromkeys(("sign", "sgn"), mapped(_sign)),
+    "square": mapped(lambda x: x * x),
     "floor": _rounded("floor"),
     "ceil": _rounded("ceil"),
     "trunc": _rounded("trunc"),
     "round": _rounded("rint"),
     "round.decimals": _round_decimals,
-    "frac": _same_dtype(lambda x: x - call("trunc", x)),
+    "frac": mapped(lambda x: x - call("trunc", x)),
     "signbit": signbit,
     "isnan": partial(_float_test, is_nan),
     "isinf": partial(_float_test, lambda x: absolute(x).eq(math.inf)),
@@ -325,7 +322,7 @@ TABLE: Table = {
     ),
     "_to_copy": lambda x, dtype, *_: cast(x, to_dtype(dtype, x.dtype)),
     "_conj": lambda x: x,
-    "_neg_view": _same_dtype(lambda x: -x),
+    "_neg_view": mapped(lambda x: -x),
     "copy": lambda x, source, _: copy(x, source),
     "_copy_from": lambda source, x, _: copy(x, source),
     **dict.fromkeys(("clone", "contiguous", "alias", "detach", "lift_fresh"), lambda x, *_: x),

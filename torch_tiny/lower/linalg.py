@@ -181,9 +181,8 @@ def _triangular_by_halves(a: V, b: V, upper: bool, unit: bool) -> V:
 
 
 def _triangular_solve(b: V, a: V, upper: bool, transpose: bool, unit: bool) -> tuple[V, V]:
-    if transpose:
-        return solve_triangular(a.transpose(-1, -2), b, not upper, True, unit), a
-    return solve_triangular(a, b, upper, True, unit), a
+    turned = a.transpose(-1, -2) if transpose else a
+    return solve_triangular(turned, b, upper != transpose, True, unit), a
 
 
 def cholesky_solve(b: V, factor: V, upper: bool) -> V:
@@ -231,16 +230,10 @@ def _slogdet(a: V, layout: ViewSpec | None) -> tuple[V, UOp, V, UOp]:
     return sign, total(size, (size.ndim - 1,)), factors, pivots
 
 
-def _lu(a: V, pivot: bool) -> tuple[V, V, V]:
-    factors, pivots, _ = lu_factor(a, pivot)
-    return _unpacked(factors, pivots)
-
-
 def _unpacked(factors: V, pivots: UOp, data: bool = True, order: bool = True) -> tuple[V, V, V]:
     batch, m, n = mx.sizes_of(factors)
     count = min(m, n)
-    empty = mx.nothing(factors)
-    lower, upper = empty, empty
+    lower = upper = empty = mx.nothing(factors)
     if data:
         zero, one = (mx.filled_like(factors, (), value) for value in (0, 1))
         is_below = mx.below_diagonal(m, n)
@@ -357,7 +350,7 @@ _FUNCTIONS: dict[str, Function] = {
     "linalg_cholesky_ex": partial(mx.checked, cholesky),
     "cholesky": lambda a, upper: cholesky(a, upper)[0],
     "linalg_lu_factor_ex": partial(mx.checked, lu_factor),
-    "linalg_lu": _lu,
+    "linalg_lu": lambda a, pivot: _unpacked(*lu_factor(a, pivot)[:2]),
     "lu_unpack": _unpacked,
     "linalg_lu_solve": lu_solve,
     "linalg_solve_triangular": solve_triangular,

@@ -1,7 +1,7 @@
 """Matrix products and convolutions, for devices where everything has to be lowered."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 
 from torch_tiny.lower.promote import HALVES, Lifted, Number, as_uop, cast
 from torch_tiny.lower.reduce import amax
@@ -55,13 +55,11 @@ def _trilinear(
     a: UOp, b: UOp, c: UOp, expand1: Sequence[int], expand2: Sequence[int], expand3: Sequence[int],
     over: Sequence[int], _unroll: int,
 ) -> UOp:  # fmt: skip
-    factors = []
-    for x, dims in ((a, expand1), (b, expand2), (c, expand3)):
-        wide = to_math(x)
-        for d in dims:
-            wide = wide.unsqueeze(d)
-        factors.append(wide)
-    return cast(total(factors[0] * factors[1] * factors[2], tuple(over)), a.dtype)
+    first, second, third = (
+        reduce(lambda wide, dim: wide.unsqueeze(dim), dims, to_math(x))
+        for x, dims in ((a, expand1), (b, expand2), (c, expand3))
+    )
+    return cast(total(first * second * third, tuple(over)), a.dtype)
 
 
 # --- convolutions in any number of dimensions ---

@@ -8,6 +8,7 @@ import math
 import struct
 from collections.abc import Sequence
 
+from torch_tiny.lower.arithmetic import polynomial
 from torch_tiny.lower.promote import Lifted, NoLowering
 from torch_tiny.lower.shapes import arange, full
 from torch_tiny.uops import DType, UOp, call, constant, dtypes
@@ -203,20 +204,13 @@ def negative_log(x: UOp) -> UOp:
     power = ((bits >> 52) - constant(1022, _I64) - small.cast(_I64)).cast(_F64)
     one = constant(1.0, _F64)
     s = call("sub", f, one) / (f + one)
-    square = s * s
-    total = full(int_shape(x), 1.0 / 25, _F64)
-    for k in range(23, 0, -2):
-        total = total * square + constant(1.0 / k, _F64)
+    total = polynomial(s * s, [1.0 / k for k in range(1, 27, 2)])
     log = power * constant(0.69314718055994531, _F64) + (s * constant(2.0, _F64)) * total
     return call("neg", log)
 
 
 def _sine_double(y: UOp) -> UOp:
-    square = y * y
-    total = full(int_shape(y), _SINE_DOUBLE[-1], _F64)
-    for coefficient in _SINE_DOUBLE[-2::-1]:
-        total = total * square + constant(coefficient, _F64)
-    return y * total
+    return y * polynomial(y * y, _SINE_DOUBLE)
 
 
 def _normal_double(w: Words) -> UOp:
@@ -234,17 +228,13 @@ def _normal_double(w: Words) -> UOp:
 _EXP_FLOAT = (
     1.98412698e-4, 1.38888889e-3, 8.33333377e-3, 4.16666679e-2, 1.66666672e-1, 0.5,
 )  # fmt: skip
-_EXP_DOUBLE = (
-    87178291200.0, 6227020800.0, 479001600.0, 39916800.0, 3628800.0, 362880.0, 40320.0, 5040.0,
-    720.0, 120.0, 24.0, 6.0, 2.0,
-)  # fmt: skip
 
 
 def exact_exp(x: UOp) -> UOp:
     if x.dtype == _F64:
         bounds, log2 = (-745.0, 710.0), 1.4426950408889634
         ln2 = (0.693147180369123816490, 1.90821492927058770002e-10)
-        terms = [1.0 / k for k in _EXP_DOUBLE]
+        terms = [1.0 / math.factorial(k) for k in range(14, 1, -1)]
         bits, bias, shift = _I64, 1023, 52
     else:
         bounds, log2 = (-103.0, 89.0), float32(1.44269504)
@@ -262,9 +252,7 @@ def exact_exp(x: UOp) -> UOp:
     power = below_zero.where(call("sub", scaled, real(0.5)), scaled + real(0.5)).cast(bits)
     n = power.cast(x.dtype)
     r = call("sub", call("sub", x, n * real(ln2[0])), n * real(ln2[1]))
-    total = full(int_shape(x), terms[0], x.dtype)
-    for term in terms[1:]:
-        total = total * r + real(term)
+    total = polynomial(r, terms[::-1])
     total = ((total * r) * r + r) + real(1.0)
     half = power >> 1
     first, second = (

@@ -164,9 +164,8 @@ def _bins(size: int, count: int) -> tuple[UOp, UOp]:
 
 
 def _adaptive_avg(x: UOp, sizes: Sequence[int]) -> UOp:
-    k, wide = len(sizes), to_math(x)
-    for i, n in enumerate(sizes):
-        dim = x.ndim - k + i
+    wide = to_math(x)
+    for dim, n in enumerate(sizes, x.ndim - len(sizes)):
         wide = _binned(wide, dim, n)
     return cast(wide, x.dtype)
 
@@ -185,8 +184,7 @@ def _binned(x: UOp, dim: int, n: int) -> UOp:
 
 def _adaptive_avg_backward(grad: UOp, x: UOp, k: int) -> UOp:
     g = to_math(grad)
-    for i in range(k):
-        dim = x.ndim - k + i
+    for dim in range(x.ndim - k, x.ndim):
         size, n = int_shape(x)[dim], int_shape(grad)[dim]
         member, counts = _bins(size, n)
         g = g / along(counts, dim, x.ndim).cast(g.dtype)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch_tiny.lower.arithmetic import less_equal
+from torch_tiny.lower.arithmetic import less_equal, polynomial
 from torch_tiny.lower.complex_value import Complex
 from torch_tiny.lower.conditions import require
 from torch_tiny.lower.philox import (
@@ -98,10 +98,7 @@ def _negative_log_of_rest(p: UOp) -> UOp:
     large = real(0.5) < p
     s = large.where(call("sub", real(1.0), m) / (real(1.0) + m), p / call("sub", real(2.0), p))
     halvings = (constant(126, dtypes.int32) - (bits >> 23)).cast(_F32)
-    square = s * s
-    total = real(float32(1 / 19))
-    for k in range(17, 0, -2):
-        total = total * square + real(float32(1 / k))
+    total = polynomial(s * s, [float32(1 / k) for k in range(1, 21, 2)])
     logs = large.where(halvings, real(0.0)) * real(float32(0.693147182))
     return logs + (s * real(2.0)) * total
 

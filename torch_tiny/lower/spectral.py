@@ -50,9 +50,9 @@ def svd(a: V, full_matrices: bool, vectors: bool, _driver: str | None = None) ->
         return (mx.adjoint(uh), values, mx.adjoint(vh)) if vectors else (vh, values, uh)
     columns = m if full_matrices else n
     if 0 in mx.shape_of(a):
-        nothing, values = mx.nothing(a), full(mx.sized(batch, n), 0, mx.real(a).dtype)
+        values = full(mx.sized(batch, n), 0, mx.real(a).dtype)
         if not vectors:
-            return nothing, values, nothing
+            return mx.nothing(a), values, mx.nothing(a)
         return mx.identity(batch, m, columns, a), values, mx.identity(batch, n, n, a)
     mx.require_finite(a)
     if mx.is_large(a, m, max(mx.BLOCK, n)) or _in_blocks(n, a):
@@ -68,8 +68,7 @@ def _svd_alone(a: V, columns: int, vectors: bool) -> tuple[V, UOp, V]:
     found = mx.run_on("svd", (m, n, vectors), batch, results, [a])
     values = found[0].reshape(mx.sized(batch, n))
     if not vectors:
-        nothing = mx.nothing(a)
-        return nothing, values, nothing
+        return mx.nothing(a), values, mx.nothing(a)
     u = _completed(mx.by_columns(found[2], a, batch, m, n), columns)
     return u, values, mx.adjoint(mx.by_columns(found[3], a, batch, n, n))
 
@@ -123,8 +122,7 @@ def _svd_in_blocks(r: V, vectors: bool) -> tuple[V, UOp, V]:
     values, order = sort(call("sqrt", total(mx.inner(us, us), (us.ndim - 2,))), -1, True)
     values = values * scale.squeeze(-1)
     if not vectors:
-        nothing = mx.nothing(r)
-        return nothing, values, nothing
+        return mx.nothing(r), values, mx.nothing(r)
     u = _completed(_columns_of(us, order).contiguous(), mx.shape_of(r)[-1])
     return _columns_of(v, order), values, mx.adjoint(u)
 

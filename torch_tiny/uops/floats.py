@@ -22,21 +22,11 @@ def seal_floats(sink: UOp) -> UOp:
 
 # --- how it is done ---
 
-_NAMES = {
-    Ops.ADD: "add",
-    Ops.MUL: "mul",
-    Ops.SUB: "sub",
-    Ops.FDIV: "div",
-    Ops.MAX: "maximum",
-    Ops.NEG: "neg",
-    Ops.RECIPROCAL: "reciprocal",
-    Ops.EXP2: "exp2",
-    Ops.LOG2: "log2",
-    Ops.SIN: "sin",
-    Ops.SQRT: "sqrt",
-    Ops.TRUNC: "trunc",
-    Ops.POW: "pow",
-}
+_BY_THEIR_NAMES = (
+    *(Ops.ADD, Ops.MUL, Ops.SUB, Ops.NEG, Ops.RECIPROCAL, Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT),
+    *(Ops.TRUNC, Ops.POW),
+)
+_NAMES = {op: op.name.lower() for op in _BY_THEIR_NAMES} | {Ops.FDIV: "div", Ops.MAX: "maximum"}
 _LN2 = 0.6931471805599453
 
 
