@@ -260,10 +260,6 @@ def _blocks(spec: ViewSpec) -> Iterator[tuple[int, int]]:
     yield size, step
 
 
-def _fold_expand(spec: ViewSpec, sizes: tuple[int, ...]) -> ViewSpec:
-    return ViewSpec((*sizes, *spec.shape), (*(0 for _ in sizes), *spec.strides), spec.offset)
-
-
 def _fold_shrink(spec: ViewSpec, parts: tuple[tuple[int, int], ...]) -> ViewSpec:
     moved = sum(start * s for (start, _), s in zip(parts, spec.strides, strict=True))
     return ViewSpec(tuple(size for _, size in parts), spec.strides, spec.offset + moved)
@@ -277,7 +273,9 @@ def _fold_permute(spec: ViewSpec, order: tuple[int, ...]) -> ViewSpec:
 
 _FOLDS: dict[Ops, Callable[[ViewSpec, tuple[int, ...]], ViewSpec | None]] = {
     Ops.RESHAPE: _fold_reshape,
-    Ops.EXPAND: _fold_expand,
+    Ops.EXPAND: lambda spec, sizes: ViewSpec(
+        (*sizes, *spec.shape), (*(0 for _ in sizes), *spec.strides), spec.offset
+    ),
     Ops.SHRINK: _fold_shrink,  # type: ignore[dict-item]
     Ops.PERMUTE: _fold_permute,
 }

@@ -88,6 +88,8 @@ class _Function(Text):
     prototypes: set[str] = field(default_factory=set)
     independent: set[UOp] = field(default_factory=set)
     scalar: set[UOp] = field(default_factory=set)
+    reductions: Mapping[UOp, list[tuple[str, UOp]]] = field(default_factory=dict)
+    divided: UOp | None = None
 
 
 def render(
@@ -103,11 +105,11 @@ def render(
     """
     function = _Function({u: f"p{i}" for u, i in pointers.items()})
     function.uses = Counter(s for u in uops for s in u.src)
-    reductions = _reductions(uops)
+    function.reductions, function.divided = _reductions(uops), divided
     function.independent = _independent(uops)
     function.scalar = _scalar(uops) - function.independent
     for u in uops:
-        _render_one(function, u, reductions, divided)
+        _render_one(function, u)
     return callable_text(name, function.lines, pointers, written), function.prototypes
 
 
@@ -147,9 +149,7 @@ def c_name(dtype: DType) -> str:
 # --- one UOp ---
 
 
-def _render_one(
-    f: _Function, u: UOp, reductions: Mapping[UOp, list[tuple[str, UOp]]], divided: UOp | None
-) -> None:
+def _render_one(f: _Function, u: UOp) -> None:
     match u.op:
         case Ops.NOOP | Ops.GROUP | Ops.CONST | Ops.SINK | Ops.BARRIER | Ops.STACK:
             return
@@ -166,13 +166,13 @@ def _render_one(
             f.emit(f"{kind} {f.names[u] if scalar else array};")
         case Ops.RANGE:
             f.names[u] = f.new("i")
-            if u in reductions:
-                clauses = (f"reduction({op}:{f.names[acc]})" for op, acc in reductions[u])
+            if u in f.reductions:
+                clauses = (f"reduction({op}:{f.names[acc]})" for op, acc in f.reductions[u])
                 f.emit(f"#pragma omp simd {' '.join(clauses)}")
             elif u in f.independent:
                 f.emit("#pragma omp simd")
             i, kind = f.names[u], _kind(f, u)
-            first, last = ("begin", "end") if u is divided else ("0", operand(f, u.src[0]))
+            first, last = ("begin", "end") if u is f.divided else ("0", operand(f, u.src[0]))
             f.emit(f"for ({kind} {i} = {first}; {i} < {last}; {i}++) {{")
             f.depth += 1
             if u in f.scalar:
