@@ -18,9 +18,7 @@ from torch_tiny.uops import UOp, buffer_param, call, dtypes
 F32 = dtypes.float32
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-needs_nvrtc = pytest.mark.skipif(
-    cuda_compile.why_no_compiler() is not None, reason=f"no NVRTC: {cuda_compile.why_no_compiler()}"
-)
+needs_nvrtc = pytest.mark.skipif(not cuda_compile.version(), reason="there is no NVRTC here")
 
 
 @pytest.fixture(params=["emulator", pytest.param("gpu", marks=[needs_gpu, needs_nvrtc])])

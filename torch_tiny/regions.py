@@ -49,14 +49,8 @@ def _dependencies(trace: Trace) -> Iterable[set[int]]:
     writer: dict[int, int] = {}
     readers: dict[int, set[int]] = {}
     for call in trace.calls:
-        needed: set[int] = set()
-        for slot in call.reads:
-            if slot in writer:
-                needed.add(writer[slot])
-        for slot in call.writes:
-            if slot in writer:
-                needed.add(writer[slot])
-            needed |= readers.get(slot, set())
+        needed = {writer[slot] for slot in call.reads | call.writes if slot in writer}
+        needed.update(*(readers.get(slot, ()) for slot in call.writes))
         for slot in call.reads - call.writes:
             readers.setdefault(slot, set()).add(call.number)
         for slot in call.writes:

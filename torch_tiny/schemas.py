@@ -30,7 +30,6 @@ class Argument:
 @dataclass(frozen=True)
 class Schema:
     arguments: tuple[Argument, ...]
-    returns: tuple[str, ...]
 
     @property
     def written(self) -> list[Argument]:
@@ -39,8 +38,7 @@ class Schema:
 
 def schema_of(op: str) -> Schema | None:
     """The schema of "aten::add.Tensor"; None if it is not known here."""
-    found = _known()["schemas"].get(op)
-    if found is not None:
+    if op in _known()["schemas"]:
         return _schema(op)
     if op not in _others and not op.startswith("aten::") and "torch" in sys.modules:
         _others[op] = _ask_torch(op)
@@ -76,8 +74,7 @@ def written_down(schema: Any) -> dict[str, Any]:
                 *(bool(a.alias_info and a.alias_info.is_write), a.is_out, a.kwarg_only),
             ]
             for a in schema.arguments
-        ],
-        "returns": [str(one.type) for one in schema.returns],
+        ]
     }
 
 
@@ -104,7 +101,7 @@ def _ask_torch(op: str) -> dict[str, Any] | None:
 
 
 def _read(given: dict[str, Any]) -> Schema:
-    return Schema(tuple(Argument(*a) for a in given["arguments"]), tuple(given["returns"]))
+    return Schema(tuple(Argument(*a) for a in given["arguments"]))
 
 
 @functools.cache

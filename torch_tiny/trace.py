@@ -11,22 +11,26 @@ from torch_tiny.lower import written
 from torch_tiny.schemas import schema_of
 from torch_tiny.views import ViewSpec
 
-# c10's names of the types that are compiled; calls with others stay calls.
-DTYPES = {
-    "Bool": types.bool_,
-    "Byte": types.uint8,
-    "Char": types.int8,
-    "Short": types.int16,
-    "Int": types.int32,
-    "Long": types.int64,
-    "Half": types.float16,
-    "BFloat16": types.bfloat16,
-    "Float": types.float32,
-    "Double": types.float64,
-    "ComplexHalf": types.complex32,
-    "ComplexFloat": types.complex64,
-    "ComplexDouble": types.complex128,
-}
+# The types that are compiled, with c10's names and numbers; calls with others stay calls.
+_TYPES = (
+    ("Byte", 0, types.uint8),
+    ("Char", 1, types.int8),
+    ("Short", 2, types.int16),
+    ("Int", 3, types.int32),
+    ("Long", 4, types.int64),
+    ("Half", 5, types.float16),
+    ("Float", 6, types.float32),
+    ("Double", 7, types.float64),
+    ("ComplexHalf", 8, types.complex32),
+    ("ComplexFloat", 9, types.complex64),
+    ("ComplexDouble", 10, types.complex128),
+    ("Bool", 11, types.bool_),
+    ("BFloat16", 15, types.bfloat16),
+)
+DTYPES = {name: dtype for name, _, dtype in _TYPES}
+# Operators take types as numbers.
+_SCALAR_TYPES = {number: dtype for _, number, dtype in _TYPES}
+SCALAR_TYPE_NUMBERS = {dtype: number for _, number, dtype in _TYPES}
 
 
 @dataclass(frozen=True)
@@ -176,34 +180,10 @@ def _call(number: int, given: dict[str, Any]) -> Call:
             value = args[i] if isinstance(args[i], list) else [args[i]]
             call.written += [item for item in value if isinstance(item, Tensor)]
             call.written_unknown |= _slots(item for item in value if isinstance(item, Unknown))
-        args[i] = _typed(args[i], argument.real_type)
+        if isinstance(args[i], int) and "ScalarType" in argument.real_type:
+            args[i] = _SCALAR_TYPES.get(args[i], UNKNOWN)
     return call
 
-
-def _typed(value: Any, kind: str) -> Any:
-    """Types, layouts and memory formats are numbers in a trace."""
-    if isinstance(value, int) and "ScalarType" in kind:
-        return _SCALAR_TYPES.get(value, UNKNOWN)
-    return value
-
-
-# By c10's numbers: the ones that operators take as `dtype`.
-_SCALAR_TYPES = {
-    0: types.uint8,
-    1: types.int8,
-    2: types.int16,
-    3: types.int32,
-    4: types.int64,
-    5: types.float16,
-    6: types.float32,
-    7: types.float64,
-    8: types.complex32,
-    9: types.complex64,
-    10: types.complex128,
-    11: types.bool_,
-    15: types.bfloat16,
-}
-SCALAR_TYPE_NUMBERS = {dtype: number for number, dtype in _SCALAR_TYPES.items()}
 
 # By csrc/core/call_key.h's classes.
 _KNOWN_FLOATS = {1: 0.0, 2: 1.0, 3: -1.0, 4: 2.0, 5: math.inf, 6: -math.inf}
@@ -246,9 +226,7 @@ _READERS: dict[str, Callable[[list[Any]], Any]] = {
     "d": lambda given: Value(given[0], types.float64, True, _KNOWN_FLOATS.get(given[1])),
     "z": lambda given: Value(given[0], types.complex128, True),
     "l": lambda given: [_argument(item) for item in given],
-    "i": lambda given: given[0],
-    "b": lambda given: given[0],
-    "s": lambda given: given[0],
+    **dict.fromkeys(("i", "b", "s"), lambda given: given[0]),
     "device": lambda _given: None,
 }
 

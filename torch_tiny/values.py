@@ -224,15 +224,11 @@ def _share_memory(call: Call) -> bool:
     row_of: dict[int, int] = {}
     shared = set()
     for i in range(call.length):
-        row = call.row(i)
-        for slot in {t.slot for arg in row.args if isinstance(arg, list) for t in _listed(arg)}:
+        items = (item for arg in call.row(i).args if isinstance(arg, list) for item in arg)
+        for slot in {item.slot for item in items if isinstance(item, Tensor)}:
             if row_of.setdefault(slot, i) != i:
                 shared.add(slot)
     return any(t.slot in shared | alone for t in call.written)
-
-
-def _listed(items: list[Any]) -> list[Tensor]:
-    return [item for item in items if isinstance(item, Tensor)]
 
 
 def _part(dtype: types.dtype) -> types.dtype:

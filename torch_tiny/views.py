@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from torch_tiny.uops import DType, Ops, UOp, dtypes
+from torch_tiny.uops import DType, Ops, UOp, constant, dtypes
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ def read(flat: UOp, spec: ViewSpec) -> UOp:
         return _filled(0, flat.dtype, spec.shape)
     moves = _moves(int_shape(flat)[0], spec)
     if moves is None:
-        return _gathered(flat, spec)
+        # An equality with arange under a sum is what the compiler turns back into an index.
+        return flat.gather(0, _places(spec)).reshape(spec.shape)
     for move in moves:
         flat = move.forward(flat)
     return flat
@@ -147,12 +148,12 @@ def _window(dim: int, length: int, start: int, size: int) -> _Move:
     """Elements [start, start + size) of a dimension; zeros beyond its end."""
 
     def forward(x: UOp) -> UOp:
-        kept = _along(x, dim, lambda _: (start, min(length, start + size)))
+        kept = _cut(x, dim, start, min(length, start + size))
         return _padded(kept, dim, 0, max(0, start + size - length))
 
     def backward(x: UOp) -> UOp:
         padded = _padded(x, dim, start, max(0, length - start - size))
-        return _along(padded, dim, lambda _: (0, length))
+        return _cut(padded, dim, 0, length)
 
     return _Move(forward, backward)
 
@@ -187,19 +188,14 @@ def _distinct(spec: ViewSpec) -> tuple[int, ...]:
     return tuple(n if stride > 0 else 1 for n, stride in zip(spec.shape, spec.strides, strict=True))
 
 
-def _along(x: UOp, dim: int, bounds: Callable[[int], tuple[int, int]]) -> UOp:
-    return x.shrink(tuple(bounds(n) if d == dim else None for d, n in enumerate(int_shape(x))))
+def _cut(x: UOp, dim: int, start: int, stop: int) -> UOp:
+    return x.shrink(tuple((start, stop) if d == dim else None for d in range(x.ndim)))
 
 
 def _padded(x: UOp, dim: int, before: int, after: int) -> UOp:
     if before == after == 0:
         return x
     return x.pad(tuple((before, after) if d == dim else (0, 0) for d in range(x.ndim)))
-
-
-def _gathered(flat: UOp, spec: ViewSpec) -> UOp:
-    # An equality with arange under a sum is what the compiler turns back into an index.
-    return flat.gather(0, _places(spec)).reshape(spec.shape)
 
 
 def _scattered(flat: UOp, spec: ViewSpec, value: UOp) -> UOp:
@@ -224,8 +220,7 @@ def _places(spec: ViewSpec) -> UOp:
 
 
 def _filled(value: int, dtype: DType, shape: tuple[int, ...]) -> UOp:
-    constant: UOp = UOp.const(value, dtype)
-    return constant.reshape((1,) * len(shape)).expand(shape)
+    return constant(value, dtype).reshape((1,) * len(shape)).expand(shape)
 
 
 def _fold_reshape(spec: ViewSpec, shape: tuple[int, ...]) -> ViewSpec | None:
@@ -265,10 +260,6 @@ def _blocks(spec: ViewSpec) -> Iterator[tuple[int, int]]:
     yield size, step
 
 
-def _fold_expand(spec: ViewSpec, sizes: tuple[int, ...]) -> ViewSpec:
-    return ViewSpec((*sizes, *spec.shape), (*(0 for _ in sizes), *spec.strides), spec.offset)
-
-
 def _fold_shrink(spec: ViewSpec, parts: tuple[tuple[int, int], ...]) -> ViewSpec:
     moved = sum(start * s for (start, _), s in zip(parts, spec.strides, strict=True))
     return ViewSpec(tuple(size for _, size in parts), spec.strides, spec.offset + moved)
@@ -282,7 +273,9 @@ def _fold_permute(spec: ViewSpec, order: tuple[int, ...]) -> ViewSpec:
 
 _FOLDS: dict[Ops, Callable[[ViewSpec, tuple[int, ...]], ViewSpec | None]] = {
     Ops.RESHAPE: _fold_reshape,
-    Ops.EXPAND: _fold_expand,
+    Ops.EXPAND: lambda spec, sizes: ViewSpec(
+        (*sizes, *spec.shape), (*(0 for _ in sizes), *spec.strides), spec.offset
+    ),
     Ops.SHRINK: _fold_shrink,  # type: ignore[dict-item]
     Ops.PERMUTE: _fold_permute,
 }

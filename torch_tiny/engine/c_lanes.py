@@ -211,7 +211,7 @@ def _compute(f: _Lanes, u: UOp) -> None:
         f.emit(f"const {kind} {name} = {text};")
         return
     f.varying.add(u)
-    if _holds_matrix(f, u):
+    if any((s.op is Ops.RANGE and s.arg[-1] is MATRICES) or f.names.get(s) == "" for s in u.src):
         f.names[u] = ""  # a place in an argument: written out for each lane where it is used
         return
     if f.one_lane:
@@ -225,10 +225,6 @@ def _compute(f: _Lanes, u: UOp) -> None:
         operands[0] = operand(f, u.src[0])
     text = _expression(f, u, operands, True)
     f.emit(f"const {f.vector(u.dtype)} {f.named(u)} = {text};")
-
-
-def _holds_matrix(f: _Lanes, u: UOp) -> bool:
-    return any((s.op is Ops.RANGE and s.arg[-1] is MATRICES) or f.names.get(s) == "" for s in u.src)
 
 
 def _expression(f: _Lanes, u: UOp, source: list[str], vector: bool) -> str:

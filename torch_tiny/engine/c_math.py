@@ -2,6 +2,7 @@
 
 from torch_tiny.uops import DType, dtypes
 
+_BUILTINS = ("sqrt", "trunc", "floor", "ceil", "rint", "fabs")
 # {0}, {1} are the operands, {f} is the suffix: f for float, nothing for double.
 _TEMPLATES = {
     "add": "({0}+{1})",
@@ -10,28 +11,20 @@ _TEMPLATES = {
     "div": "({0}/{1})",
     "neg": "(-{0})",
     "reciprocal": "(1/{0})",
-    "maximum": "tt_maximum{f}({0}, {1})",
-    "minimum": "tt_minimum{f}({0}, {1})",
-    "fmax": "tt_fmax{f}({0}, {1})",
-    "fmin": "tt_fmin{f}({0}, {1})",
-    **{
-        name: f"__builtin_{name}{{f}}({{0}})"
-        for name in ("sqrt", "trunc", "floor", "ceil", "rint", "fabs")
-    },
+    **{name: f"tt_{name}{{f}}({{0}}, {{1}})" for name in ("maximum", "minimum", "fmax", "fmin")},
+    **{name: f"__builtin_{name}{{f}}({{0}})" for name in _BUILTINS},
     "largest_nan": "tt_largest_nan{f}({0})",
-    "nearbyint": "__builtin_rint{f}({0})",
     "copysign": "__builtin_copysign{f}({0}, {1})",
 }
 
 # Functions of libmvec: gcc calls their vector variants inside loops.
 _VECTOR_UNARY = (
-    *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "cos", "cosh", "erf", "erfc"),
-    *("exp", "exp10", "exp2", "expm1", "log", "log10", "log1p", "log2"),
-    *("sin", "sinh", "tan", "tanh"),
+    *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "erfc", "exp"),
+    *("exp2", "expm1", "log", "log10", "log1p", "log2", "sin", "sinh", "tan", "tanh"),
 )
 _VECTOR_BINARY = ("atan2", "hypot", "pow")
-_SCALAR_UNARY = ("lgamma", "tgamma", "round", "logb")
-_SCALAR_BINARY = ("fmod", "remainder", "nextafter", "fdim")
+_SCALAR_UNARY = ("lgamma",)
+_SCALAR_BINARY = ("fmod", "nextafter")
 
 _ARITY = {
     **dict.fromkeys((*_VECTOR_UNARY, *_SCALAR_UNARY), 1),
@@ -41,12 +34,19 @@ _VECTOR = frozenset((*_VECTOR_UNARY, *_VECTOR_BINARY))
 
 # One compare more than C's max: NaN wins, as in torch.maximum. `|` keeps it free of branches.
 _COMPARISONS = """
-static inline {t} tt_maximum{f}({t} a, {t} b) {{ return (a < b) | (b != b) ? b : a; }}
-static inline {t} tt_minimum{f}({t} a, {t} b) {{ return (b < a) | (b != b) ? b : a; }}
-static inline {t} tt_fmax{f}({t} a, {t} b) {{ return (a < b) | (a != a) ? b : a; }}
-static inline {t} tt_fmin{f}({t} a, {t} b) {{ return (b < a) | (a != a) ? b : a; }}
-static inline {t} tt_largest_nan{f}({t} a) {{ return a != a ? __builtin_nan{f}("{n}") : a; }}
+{how} {t} tt_maximum{f}({t} a, {t} b) {{ return (a < b) | (b != b) ? b : a; }}
+{how} {t} tt_minimum{f}({t} a, {t} b) {{ return (b < a) | (b != b) ? b : a; }}
+{how} {t} tt_fmax{f}({t} a, {t} b) {{ return (a < b) | (a != a) ? b : a; }}
+{how} {t} tt_fmin{f}({t} a, {t} b) {{ return (b < a) | (a != a) ? b : a; }}
+{how} {t} tt_largest_nan{f}({t} a) {{ return a != a ? {nan} : a; }}
 """
+
+
+def comparisons(how: str, nan: str, double_nan: str) -> str:
+    """Declared as `how`; the NaNs are those with the largest bits."""
+    floats = _COMPARISONS.format(how=how, t="float", f="f", nan=nan)
+    return floats + _COMPARISONS.format(how=how, t="double", f="", nan=double_nan)
+
 
 # gcc 12 converts _Float16 one by one; written in integers, after Fabian Giesen, loops vectorize.
 _HALVES = """
@@ -112,14 +112,9 @@ static inline {v} {v}_of({w} x) {{ return __builtin_convertvector(x, {v}); }}
 _OWN = {("exp", dtypes.float32): "tt_expf"}
 
 # A zero that gcc concludes nothing from: others may write it.
-_ZERO = """
-int32_t tt_zero;
-"""
-
 HELPERS = (
-    _ZERO
-    + _COMPARISONS.format(t="float", f="f", n="0x3fffff")
-    + _COMPARISONS.format(t="double", f="", n="0x7ffffffffffff")
+    "\nint32_t tt_zero;\n"
+    + comparisons("static inline", '__builtin_nanf("0x3fffff")', '__builtin_nan("0x7ffffffffffff")')
     + _HALVES
     + _EXP
     + _VECTORS.format(f="float", i="int32_t", v="tt_f16", w="tt_i16", n=16, s="f")

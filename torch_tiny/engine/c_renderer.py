@@ -14,16 +14,8 @@ from torch_tiny.uops import AddrSpace, AxisType, DType, Ops, Renderer, UOp, call
 
 _C_NAMES = {
     dtypes.bool: "_Bool",
-    dtypes.int8: "int8_t",
-    dtypes.uint8: "uint8_t",
-    dtypes.int16: "int16_t",
-    dtypes.uint16: "uint16_t",
-    dtypes.int32: "int32_t",
-    dtypes.uint32: "uint32_t",
-    dtypes.int64: "int64_t",
-    dtypes.uint64: "uint64_t",
-    dtypes.float16: "uint16_t",
-    dtypes.bfloat16: "uint16_t",
+    **{t: f"{'u' * (t in dtypes.uints)}int{8 * t.itemsize}_t" for t in dtypes.ints},
+    **dict.fromkeys((dtypes.float16, dtypes.bfloat16), "uint16_t"),
     dtypes.float32: "float",
     dtypes.float64: "double",
 }
@@ -96,6 +88,8 @@ class _Function(Text):
     prototypes: set[str] = field(default_factory=set)
     independent: set[UOp] = field(default_factory=set)
     scalar: set[UOp] = field(default_factory=set)
+    reductions: Mapping[UOp, list[tuple[str, UOp]]] = field(default_factory=dict)
+    divided: UOp | None = None
 
 
 def render(
@@ -111,11 +105,11 @@ def render(
     """
     function = _Function({u: f"p{i}" for u, i in pointers.items()})
     function.uses = Counter(s for u in uops for s in u.src)
-    reductions = _reductions(uops)
+    function.reductions, function.divided = _reductions(uops), divided
     function.independent = _independent(uops)
     function.scalar = _scalar(uops) - function.independent
     for u in uops:
-        _render_one(function, u, reductions, divided)
+        _render_one(function, u)
     return callable_text(name, function.lines, pointers, written), function.prototypes
 
 
@@ -155,9 +149,7 @@ def c_name(dtype: DType) -> str:
 # --- one UOp ---
 
 
-def _render_one(
-    f: _Function, u: UOp, reductions: Mapping[UOp, list[tuple[str, UOp]]], divided: UOp | None
-) -> None:
+def _render_one(f: _Function, u: UOp) -> None:
     match u.op:
         case Ops.NOOP | Ops.GROUP | Ops.CONST | Ops.SINK | Ops.BARRIER | Ops.STACK:
             return
@@ -174,13 +166,13 @@ def _render_one(
             f.emit(f"{kind} {f.names[u] if scalar else array};")
         case Ops.RANGE:
             f.names[u] = f.new("i")
-            if u in reductions:
-                clauses = (f"reduction({op}:{f.names[acc]})" for op, acc in reductions[u])
+            if u in f.reductions:
+                clauses = (f"reduction({op}:{f.names[acc]})" for op, acc in f.reductions[u])
                 f.emit(f"#pragma omp simd {' '.join(clauses)}")
             elif u in f.independent:
                 f.emit("#pragma omp simd")
             i, kind = f.names[u], _kind(f, u)
-            first, last = ("begin", "end") if u is divided else ("0", operand(f, u.src[0]))
+            first, last = ("begin", "end") if u is f.divided else ("0", operand(f, u.src[0]))
             f.emit(f"for ({kind} {i} = {first}; {i} < {last}; {i}++) {{")
             f.depth += 1
             if u in f.scalar:

@@ -240,14 +240,10 @@ def _read(folder: int, name: str) -> bytes | None:
 def _locked(folder: int, name: str) -> int | None:
     """An open file that is locked; None if another process has it."""
     file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder)
-    try:
+    with suppress(BlockingIOError, FileNotFoundError):  # whoever has it, or has just unlinked it
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(file), os.stat(name, dir_fd=folder)):
             return file
-    except BlockingIOError:
-        pass
-    except FileNotFoundError:  # whoever had it has just unlinked it
-        pass
     os.close(file)
     return None
 

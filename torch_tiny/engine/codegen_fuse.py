@@ -253,8 +253,8 @@ class _Fusion:
         return [u for u in value.toposort() if u.op is Ops.INDEX and u.src[0] in wanted]
 
     def _read_scalars(self, value: UOp) -> UOp:
-        found = {u: self.scalars[u.src[0]][1] for u in self._loads_of(value, self.scalars)}
-        return substituted(value, {u: _gated(u, v) for u, v in found.items()})
+        loads = self._loads_of(value, self.scalars)
+        return substituted(value, {u: _gated(u, self.scalars[u.src[0]][1]) for u in loads})
 
     def _read_pointwise(self, value: UOp, body: _Body) -> UOp:
         found = {u: body.writes[u.src[0]] for u in self._loads_of(value, body.writes)}

@@ -8,8 +8,6 @@ from torch_tiny.uops import AddrSpace, Ops, UOp
 
 Touched = tuple[Ops, int]
 """LOAD or STORE, and a slot."""
-
-
 K = TypeVar("K")
 
 

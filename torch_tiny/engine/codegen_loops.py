@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from torch_tiny.engine import c_math
 from torch_tiny.engine.codegen_nest import is_contiguous_along, loads
@@ -161,8 +162,7 @@ def _columns(end: UOp, ids: "itertools.count[int]") -> UOp:
         return filled[reduce]
 
     lane = UOp.range(width, next(ids), AxisType.WEAK)
-    whole: UOp = at(body, lane).end(lane).end(*inside)
-    return whole
+    return cast(UOp, at(body, lane).end(lane).end(*inside))
 
 
 def _outermost(u: UOp, reduces: list[UOp]) -> list[UOp]:
@@ -183,8 +183,7 @@ def _filled(
     def combined(row: UOp, loops: Sequence[UOp], lane: UOp, terms: Sequence[UOp]) -> UOp:
         running = row.index(lane)
         total = running.alu(reduce.arg[0], _in_pairs(reduce.arg[0], terms))
-        done: UOp = running.store(total).end(lane).end(*loops)
-        return done
+        return cast(UOp, running.store(total).end(lane).end(*loops))
 
     parts, loops, rest = _unrolled(reduce, next(ids))
     levels, places = levels_of(loops, CHAIN, ids) if is_rounded(reduce) else ([loops], {})

@@ -8,6 +8,7 @@ from torch_tiny.engine.codegen_home import Lines, Program, accesses, homes, used
 from torch_tiny.engine.codegen_routine import Written
 from torch_tiny.linalg.kernel import MATRICES, Style
 from torch_tiny.uops import AddrSpace, AxisType, Ops, UOp
+from torch_tiny.uops.cascade import extent
 
 _ENOUGH_TO_DIVIDE = 64
 
@@ -56,24 +57,18 @@ def _kernel(name: str, body: Body, arguments: tuple[int, ...]) -> tuple[Kernel, 
     pointers = dict(zip(body.params(), arguments, strict=True))
     stores = (u.src[0] for u in body.uops if u.op is Ops.STORE)
     written = {pointers[u.buf_uop] for u in stores if u.addrspace is AddrSpace.GLOBAL}
-    if body.routine is not None:
-        return _routine(name, body.routine, pointers, written)
-    divided = _divided_loop(body.uops)
+    routine, work = body.routine, _work(body.uops)
+    if routine is not None and routine.style is Style.LANES:
+        text = c_lanes.render(name, body.uops, pointers, written, routine.batch, routine.dtype)
+        groups = -(-routine.batch // c_lanes.lanes_of(routine.dtype))
+        return Kernel(name, text, (), groups, work), set()
+    divided = _divided_loop(body.uops) if routine is None else _loop_over_matrices(body.uops)
     source, prototypes = c_renderer.render(name, body.uops, pointers, written, divided)
-    parallel = 1 if divided is None else int(divided.vmax) + 1
-    return Kernel(name, source, (), parallel, _work(body.uops)), prototypes
+    return Kernel(name, source, (), 1 if divided is None else extent(divided), work), prototypes
 
 
-def _routine(
-    name: str, routine: Written, pointers: Mapping[UOp, int], written: set[int]
-) -> tuple[Kernel, set[str]]:
-    uops, work = routine.uops, _work(routine.uops)
-    if routine.style is Style.LANES:
-        text = c_lanes.render(name, uops, pointers, written, routine.batch, routine.dtype)
-        return Kernel(name, text, (), routine.parallel, work), set()
-    matrices = next(u for u in uops if u.op is Ops.RANGE and u.arg[-1] is MATRICES)
-    source, prototypes = c_renderer.render(name, uops, pointers, written, matrices)
-    return Kernel(name, source, (), routine.parallel, work), prototypes
+def _loop_over_matrices(uops: Sequence[UOp]) -> UOp:
+    return next(u for u in uops if u.op is Ops.RANGE and u.arg[-1] is MATRICES)
 
 
 def _divided_loop(body: Sequence[UOp]) -> UOp | None:
@@ -97,15 +92,15 @@ def _divided_loop(body: Sequence[UOp]) -> UOp | None:
         if at.arg[-1] is AxisType.REDUCE:
             break
         chain.append(at)
-    large = (loop for loop in chain if int(loop.vmax) + 1 >= _ENOUGH_TO_DIVIDE)
-    return next(large, max(chain, key=lambda loop: int(loop.vmax), default=None))
+    large = (loop for loop in chain if extent(loop) >= _ENOUGH_TO_DIVIDE)
+    return next(large, max(chain, key=extent, default=None))
 
 
 def _most_trips(loop: UOp) -> int:
     length = loop.src[0]
     if length.op is Ops.WHERE:  # the last block of a sum is shorter: see uops/cascade.py
         return min(int(choice.vmax) for choice in length.src[1:])
-    return int(loop.vmax) + 1
+    return extent(loop)
 
 
 def _work(body: Sequence[UOp]) -> int:

@@ -31,14 +31,6 @@ class Written:
     batch: int
     dtype: DType
 
-    @property
-    def parallel(self) -> int:
-        return -(-self.batch // self.lanes)
-
-    @property
-    def lanes(self) -> int:
-        return c_lanes.lanes_of(self.dtype) if self.style is Style.LANES else 1
-
 
 def written(routine: Routine) -> Written:
     """A vector of matrices at a time, where there are enough and they are small."""

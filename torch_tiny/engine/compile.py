@@ -1,7 +1,7 @@
 """From the text of a trace to a plan: its steps, and the code of the regions among them."""
 
 import re
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from torch_tiny.engine.target import Target, target_of
 from torch_tiny.lower import NoLowering, has_lowering, is_heavy
 from torch_tiny.regions import Group, group
 from torch_tiny.trace import SCALAR_TYPE_NUMBERS, Call, Slot, Tensor, Trace, read_trace
-from torch_tiny.uops import compiling
+from torch_tiny.uops import UOp, compiling
 from torch_tiny.values import CallError, Values, values
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ _NO_SHARED_LOOP = "of many tensors, which do not share a loop"
 
 
 def compile_trace(
-    text: str,
+    trace: str,
     everything: bool = False,
     target: str | Target = "cpu",
     known: Remembered | None = None,
@@ -39,7 +39,7 @@ def compile_trace(
     """
     to = target_of(target) if isinstance(target, str) else target
     with compiling():
-        compiler = _Compiler(read_trace(text), everything, to, known or Remembered(), context)
+        compiler = _Compiler(read_trace(trace), everything, to, known or Remembered(), context)
         return compiler.made(refined)
 
 
@@ -89,12 +89,7 @@ class _Compiler:
             for key, one in new.items():
                 self._compile(one, self._ways[key], key in refined)
         return [
-            Place(
-                one.key,
-                _described(one.original),
-                one.slots,
-                [call.number for call in one.original],
-            )
+            Place(one.key, _described(one.original), one.slots, [c.number for c in one.original])
             for one in regions
         ]
 
@@ -195,10 +190,14 @@ class _Compiler:
             for call in own.guarded:
                 self._refuse(region.original[call.number], "PyTorch's own kernel checks the data")
             return None
-        return _Written(own, [self._generated(own)], self._guard(own))
+        guard = None
+        if own.guard is not None:
+            guard = self._generated(own, {len(own.buffers): own.guard.reshape((1,))})
+        return _Written(own, [self._generated(own)], guard)
 
-    def _generated(self, own: Values) -> Program[Any]:
-        return self._target.generate(own, own.outputs, self._target.ways(own.buffers)[0])
+    def _generated(self, own: Values, outputs: Mapping[int, UOp] | None = None) -> Program[Any]:
+        way = self._target.ways(own.buffers)[0]
+        return self._target.generate(own, own.outputs if outputs is None else outputs, way)
 
     def _add_variants(self, written: "_Written", region: "_Region") -> None:
         """Programs that differ from the first."""
@@ -217,12 +216,6 @@ class _Compiler:
             if program.source not in seen:
                 seen.add(program.source)
                 written.variants.append(program)
-
-    def _guard(self, own: Values) -> Program[Any] | None:
-        if own.guard is None:
-            return None
-        outputs = {len(own.buffers): own.guard.reshape((1,))}
-        return self._target.generate(own, outputs, self._target.ways(own.buffers)[0])
 
     def _blame(self, region: "_Region", why: Exception) -> None:
         """Refuse the call that failed, or those that cannot be compiled even alone, or all."""
@@ -265,10 +258,8 @@ class _Region:
             replace(
                 call,
                 number=i,
-                args=plain(call.args),
-                results=plain(call.results),
-                written=plain(call.written),
                 written_unknown=set(),
+                **{name: plain(getattr(call, name)) for name in ("args", "results", "written")},
             )
             for i, call in enumerate(one.calls)
         ]
@@ -278,8 +269,8 @@ class _Region:
         sizes = [trace.slots[slot].nbytes for slot in numbers]
         self.trace = Trace([Slot(nbytes, is_temporary=False) for nbytes in sizes], self.calls)
         is_listed = self.kind is not None
-        said = repr((self.calls, sizes, sorted(self.needed_after), is_listed))
-        self.key = digest(context, said)
+        said = (self.calls, sizes, sorted(self.needed_after), is_listed)
+        self.key = digest(context, repr(said))
 
 
 @dataclass
@@ -334,7 +325,8 @@ class _Written:
             guard,
             [*program.temporaries, *(() if self.guard is None else self.guard.temporaries)],
             [(temporary, buffer, sizes[buffer]) for temporary, buffer in program.copies],
-            _own_source(program),
+            # without what all programs share
+            "\n".join({kernel.name: kernel.source for kernel in program.kernels}.values()),
             is_refined,
             chosen,
         )
@@ -392,8 +384,3 @@ def _described(calls: list[Call]) -> str:
     names = [re.sub(r"^aten::|\..*$", "", call.op) for call in calls]
     more = f"+{len(names) - 4}" if len(names) > 4 else ""
     return "_".join(names[:4]) + more
-
-
-def _own_source(program: Program[Any]) -> str:
-    """The C of a program without what all programs share."""
-    return "\n".join({kernel.name: kernel.source for kernel in program.kernels}.values())

@@ -182,10 +182,10 @@ class _Use:
         return tuple(self.order.index(p) for p in self.places)
 
     def written(self) -> set[int]:
-        return {self.places[k] for k, u in enumerate(self.body.params()) if self._stores(u)}
-
-    def _stores(self, param: UOp) -> bool:
-        return (Ops.STORE, self.body.slots[param.arg.slot]) in self.body.accesses.places
+        slots = (self.body.slots[u.arg.slot] for u in self.body.params())
+        stored = self.body.accesses.places
+        pairs = zip(self.places, slots, strict=True)
+        return {place for place, slot in pairs if (Ops.STORE, slot) in stored}
 
 
 @dataclass

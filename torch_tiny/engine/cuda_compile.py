@@ -49,15 +49,6 @@ def version() -> str:
     return f"NVRTC {major.value}.{minor.value}"
 
 
-def why_no_compiler() -> str | None:
-    """What is missing; None if there is an NVRTC."""
-    try:
-        _nvrtc()
-    except OSError as error:
-        return str(error)
-    return None
-
-
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
     for path in _candidates():

@@ -8,7 +8,6 @@ from torch_tiny.engine import c_math, c_renderer
 from torch_tiny.engine.c_renderer import FUNCTIONS, OPERATORS, WRAPPING, c_name, wrapping
 from torch_tiny.engine.cuda_shape import (
     ACROSS,
-    COMBINE,
     LANES,
     ROW_SLOTS,
     THREADS,
@@ -16,22 +15,14 @@ from torch_tiny.engine.cuda_shape import (
     WIDE,
     Launch,
 )
+from torch_tiny.linalg.kernel import COMBINE
 from torch_tiny.uops import AddrSpace, DType, Ops, UOp, called_name, dtypes
 
 UNROLLED_TRIPS = 16
 
 _HALVES = {dtypes.float16: "half", dtypes.bfloat16: "bfloat16"}
 
-_COMPARISONS = """
-__device__ inline {t} tt_maximum{f}({t} a, {t} b) {{ return (a < b) | (b != b) ? b : a; }}
-__device__ inline {t} tt_minimum{f}({t} a, {t} b) {{ return (b < a) | (b != b) ? b : a; }}
-__device__ inline {t} tt_fmax{f}({t} a, {t} b) {{ return (a < b) | (a != a) ? b : a; }}
-__device__ inline {t} tt_fmin{f}({t} a, {t} b) {{ return (b < a) | (a != a) ? b : a; }}
-__device__ inline {t} tt_largest_nan{f}({t} a) {{ return a != a ? {n} : a; }}
-"""
-
-HELPERS = (
-    """
+HELPERS = """
 typedef signed char int8_t; typedef unsigned char uint8_t; typedef short int16_t;
 typedef unsigned short uint16_t; typedef int int32_t; typedef unsigned uint32_t;
 typedef long long int64_t; typedef unsigned long long uint64_t; typedef bool _Bool;
@@ -103,9 +94,10 @@ template <class Op, int Threads, class T> __device__ inline T tt_column(T x, T *
   for (int y = 1; y < Threads; y++) x = Op()(x, shared[y * 32 + threadIdx.x]);
   return x;
 }
-"""
-    + _COMPARISONS.format(t="float", f="f", n="__int_as_float(0x7fffffff)")
-    + _COMPARISONS.format(t="double", f="", n="__longlong_as_double(0x7fffffffffffffffll)")
+""" + c_math.comparisons(
+    "__device__ inline",
+    "__int_as_float(0x7fffffff)",
+    "__longlong_as_double(0x7fffffffffffffffll)",
 )
 
 
@@ -306,13 +298,10 @@ def _store(f: _Function, u: UOp) -> None:
         text = f"{f.names[target]} = {_operand(f, value)};"
         alone = f.launch.way != "flat" and not f.is_open(THREADS)
         if alone and _is_memory(target):
-            text = f"if ({_leader(f)}) {text}"
+            leads = "leads" if f.launch.way == "columns" else "threadIdx.x == 0"
+            text = f"if ({leads}) {text}"
         f.emit(text)
     f.stored |= target.buf_uop in f.read_back
-
-
-def _leader(f: _Function) -> str:
-    return "leads" if f.launch.way == "columns" else "threadIdx.x == 0"
 
 
 def _load(f: _Function, u: UOp) -> None:

@@ -10,8 +10,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from torch_tiny.engine.codegen_nest import MEMORY, is_contiguous_along
+from torch_tiny.linalg.kernel import COMBINE
 from torch_tiny.uops import (
     AddrSpace,
     AxisType,
@@ -45,7 +47,6 @@ ACROSS, THREADS, LANES, WIDE = (
     AxisType.UPCAST,
 )
 REGISTER_SLOTS, ROW_SLOTS = 3_000_000, 4_000_000
-COMBINE = "group_"
 
 
 class CannotShapeError(Exception):
@@ -127,7 +128,7 @@ class Shape:
         if not inner and not cooperative:
             raise CannotShapeError("nothing to share")
         rows = math.prod(extent(r) for r in loops)
-        shared = {u: tuple(sorted(u.src[1:], key=lambda r: r.arg)) for u in (*inner, *cooperative)}
+        shared = {u: _loops_of(u) for u in (*inner, *cooperative)}
         owners: dict[UOp, tuple[UOp, ...]] = {}
         for mine in shared.values():
             if any(owners.setdefault(r, mine) != mine for r in mine) or set(mine) & set(loops):
@@ -153,17 +154,12 @@ class Shape:
 
     def _columns(self, end: UOp, loops: list[UOp], length: int) -> UOp:
         builder = _Builder(new_numbers(end))
-        cooperative = _cooperative(end, loops)
-        by_node: dict[UOp, _Scope] = {}
-        scopes: dict[tuple[UOp, ...], _Scope] = {}
-        for u in cooperative:
-            mine = tuple(sorted(u.src[1:], key=lambda r: r.arg))
-            if mine not in scopes:
-                scopes[mine] = builder.scope(mine, 1, THREADS)
-            by_node[u] = scopes[mine]
+        shared = {u: _loops_of(u) for u in _cooperative(end, loops)}
+        scopes = {mine: builder.scope(mine, 1, THREADS) for mine in dict.fromkeys(shared.values())}
         taken = Counter(r for mine in scopes for r in mine)
-        if not by_node or max(taken.values()) > 1:
+        if not shared or max(taken.values()) > 1:
             raise CannotShapeError("reductions that share some of their loops")
+        by_node = {u: scopes[mine] for u, mine in shared.items()}
         total = math.prod(extent(r) for r in loops)
         group = WARP if length >= 8 * WARP else 8
         self.launch = Launch("columns", -(-total // WARP), (WARP, group), group)
@@ -175,6 +171,10 @@ def _cooperative(end: UOp, loops: Iterable[UOp]) -> list[UOp]:
     """Reductions that happen once per row. Those inside of other loops are a thread's own."""
     around = set(loops)
     return [u for u in end.toposort() if u.op is Ops.REDUCE and set(u.ranges) <= around]
+
+
+def _loops_of(u: UOp) -> tuple[UOp, ...]:
+    return tuple(sorted(u.src[1:], key=lambda r: r.arg))
 
 
 def _combined(reduce: UOp, value: UOp, scope: "_Scope") -> UOp:
@@ -295,13 +295,11 @@ class _Builder:
         registers = self._registers(scope.width, load)
         wide = UOp.range(scope.width, next(self.ids), WIDE)
         copy = registers.index(wide).store(substituted(load, {scope.lane: wide})).end(wide)
-        result: UOp = registers.after(copy).index(scope.lane)
-        return result
+        return cast(UOp, registers.after(copy).index(scope.lane))
 
     def _stored(self, body: UOp, scope: _Scope) -> UOp:
         if scope.lane is None:
-            plain: UOp = body.end(scope.steps)
-            return plain
+            return cast(UOp, body.end(scope.steps))
         effects = body.src if body.op is Ops.GROUP else (body,)
         inside: list[UOp] = []
         later: list[tuple[UOp, UOp]] = []
@@ -322,8 +320,7 @@ class _Builder:
             wide = UOp.range(scope.width, next(self.ids), WIDE)
             to = substituted(target, {scope.lane: wide})
             copies.append(to.store(registers.after(done).index(wide)).end(wide))
-        result: UOp = UOp.group(done, *copies).end(scope.steps)
-        return result
+        return cast(UOp, UOp.group(done, *copies).end(scope.steps))
 
     def _is_wide(self, index: UOp, scope: _Scope) -> bool:
         """Whether the lanes' accesses are one: side by side, and from a multiple of their count."""
@@ -339,8 +336,7 @@ class _Builder:
 
     def _registers(self, count: int, like: UOp) -> UOp:
         slot = REGISTER_SLOTS + next(self.ids)
-        registers: UOp = UOp.placeholder((count,), like.dtype, slot, AddrSpace.REG)
-        return registers
+        return cast(UOp, UOp.placeholder((count,), like.dtype, slot, AddrSpace.REG))
 
     # rows in registers
 

@@ -82,7 +82,8 @@ class _Row:
         self.calls = calls
         pairs = zip(calls, numbers, strict=True)
         alone = (call.args[i] for call, some in pairs for i in some)
-        self._numbers = {_home(t) for arg in alone for t in _listed(arg) if _is_one(t)}
+        own = (t for arg in alone for t in _listed(arg))
+        self._numbers = {_home(t) for t in own if math.prod(t.spec.shape) == 1}
         self.shape = next(_tensors(calls[0])).spec.shape
         self.size = math.prod(self.shape)
         self.homes: dict[_Home, int] = {}
@@ -148,10 +149,6 @@ def _numbers(call: Call) -> set[int]:
 def _listed(arg: Any) -> list[Tensor]:
     items = arg if isinstance(arg, list) else [arg]
     return [item for item in items if isinstance(item, Tensor)]
-
-
-def _is_one(tensor: Tensor) -> bool:
-    return math.prod(tensor.spec.shape) == 1
 
 
 def _tensors(call: Call) -> Iterator[Tensor]:
@@ -269,7 +266,7 @@ class _Joined:
         homes = list(row.homes)
         places = []
         for i, buffer in enumerate(kind.values.buffers):
-            place = self._place(_own(buffer, row, homes))
+            place = self._buffers.setdefault(_own(buffer, row, homes), len(self._buffers))
             places.append(place)
             if i in kind.values.outputs:
                 self._outputs[place] = kind.values.outputs[i]
@@ -296,9 +293,6 @@ class _Joined:
         functions = {kernel.name: kernel.source for kernel in self._kernels}
         source = "\n".join((*lines, c_math.HELPERS, *functions.values()))
         return Program(tuple(self._kernels), (), (), source)
-
-    def _place(self, buffer: Buffer) -> int:
-        return self._buffers.setdefault(buffer, len(self._buffers))
 
 
 def _own(buffer: Buffer, row: _Row, homes: Sequence[_Home]) -> Buffer:

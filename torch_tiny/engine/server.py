@@ -99,21 +99,12 @@ def _answer(job: dict[str, Any], known: dict[str | None, Any]) -> bytes:
     from torch_tiny.engine.compile import compile_trace
     from torch_tiny.engine.plan import Remembered, as_bytes
 
-    folder = job["cache"]
+    folder, anew, others = (job.pop(name) for name in ("cache", "anew", "schemas"))
     if folder not in known:
         known[folder] = Remembered(None if folder is None else PlanFiles(Path(folder)))
-    known[folder].forget(job["anew"])
-    schemas.learn(job["schemas"])
-    return as_bytes(
-        compile_trace(
-            job["trace"],
-            job["everything"],
-            job["target"],
-            known[folder],
-            job["context"],
-            job["refined"],
-        )
-    )
+    known[folder].forget(anew)
+    schemas.learn(others)
+    return as_bytes(compile_trace(**job, known=known[folder]))
 
 
 def _end(folder: Path) -> None:

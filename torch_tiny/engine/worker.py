@@ -39,8 +39,6 @@ Share = Literal["idle", "lower", "equal"]
 """Of the processor: what the program leaves, less than the program's, as much."""
 _PREFIX = "torch_tiny_worker_"
 _PACKAGE = str(Path(__file__).absolute().parent.parent)
-
-
 _FOREIGN = re.compile(r'"op":"((?!aten::)[^"]+)"')
 
 

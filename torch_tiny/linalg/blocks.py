@@ -7,10 +7,10 @@ sweep of them, put together into one orthogonal matrix. Then all tiles are multi
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch_tiny.linalg.jacobi import PRECISION, Rotation, rotation_of
+from torch_tiny.linalg.jacobi import PRECISION, players, rotation_of
 from torch_tiny.linalg.kernel import Array, Kernel, Matrix
 from torch_tiny.linalg.sequence import Repeated, Step, Steps
-from torch_tiny.linalg.value import Value, index, pair
+from torch_tiny.linalg.value import Value, constant, index, pair, unit
 from torch_tiny.uops import dtypes
 
 MOST_SWEEPS = 20
@@ -64,7 +64,7 @@ class _Blocks:
         with k.each(0, self.width * self.n) as e:
             i, j = part * self.width + e // self.n, e % self.n
             matrix[i, j] = given[i, j]
-            vectors[i, j] = i.differs(j).where(0, k.number(1, matrix.dtype))
+            vectors[i, j] = unit(i, j, matrix.dtype)
 
     def find(self, k: Kernel, part: Value) -> None:
         """The rotations of a pair in the next round."""
@@ -80,12 +80,12 @@ class _Blocks:
             self._load(k, small, self._places(k, part, meeting))
             with k.each(0, w * w) as e:
                 i, j = e // w, e % w
-                turned[i, j] = i.differs(j).where(0, k.number(1, turned.dtype))
+                turned[i, j] = unit(i, j, turned.dtype)
 
             def is_left(e: Value) -> Value:
                 i, j = e // w, e % w
                 found = acts(small[i, i].re, small[j, j].re, small[i, j].abs()) & i.differs(j)
-                return found.where(k.number(1, dtypes.int32), 0)
+                return found.where(constant(1, dtypes.int32), 0)
 
             left = k.largest((0, w * w), is_left, dtypes.int32, 0)
             numbers.acts = left
@@ -137,7 +137,7 @@ class _Blocks:
     def _places(self, k: Kernel, part: Value, meeting: Value) -> Callable[[Value], Value]:
         """Of the columns of a pair."""
         half = self.width // 2
-        first, second = _players(part, meeting, self.rounds)
+        first, second = players(part, meeting, self.rounds)
         first, second = k.now(first * half), k.now(second * half - half)
         return lambda i: (i < half).where(first + i, second + i)
 
@@ -221,7 +221,7 @@ class _Blocks:
             has_rows, has_columns = k.now(above.acts > 0), k.now(beside.acts > 0)
             with k.each(0, w * w) as e:
                 i, j = e // w, e % w
-                one = i.differs(j).where(0, k.number(1, tile.dtype))
+                one = unit(i, j, tile.dtype)
                 left[i, j] = has_rows.where(rotations[row * w + i, j], one)
                 right[i, j] = has_columns.where(rotations[column * w + i, j], one)
             with k.each(0, w * w // self.at_once) as e:
@@ -252,7 +252,7 @@ class _Blocks:
         others: Callable[[Value, int], Value],
     ) -> list[Value]:  # fmt: skip
         """Sums of mine(c) others(c, t), for neighbours t. A thread's own work."""
-        zero = k.number(0, self._matrix(k, 0).dtype)
+        zero = constant(0, self._matrix(k, 0).dtype)
         start = pair(zero, zero) if k.is_complex else zero
         sums = [k.scalar(start, zero.dtype) for _ in range(self.at_once)]
         with k.loop(0, count) as c:
@@ -297,7 +297,10 @@ class _Found:
             found = rotation_of(
                 first, second, small[p, q], lambda common: acts(first, second, common)
             )
-            self._keep(number, found)
+            self.halves[number] = found.half
+            self.sines[number] = found.sine
+            for part, value in zip(self.phases, found.phase, strict=True):
+                part[number] = value
         with k.each(0, self.pairs * self.pairs) as e:
             above, beside = e // self.pairs, e % self.pairs
             (p, q), (r, s) = self._players(above, meeting), self._players(beside, meeting)
@@ -315,22 +318,10 @@ class _Found:
             matrix[i, p], matrix[i, q] = self._turned(number, matrix[i, p], matrix[i, q])
 
     def _players(self, number: Value, meeting: Value) -> tuple[Value, Value]:
-        return _players(number, meeting, 2 * self.pairs - 1)
-
-    def _keep(self, number: Value, found: Rotation) -> None:
-        self.halves[number] = found.half
-        self.sines[number] = found.sine
-        for part, value in zip(self.phases, found.phase, strict=True):
-            part[number] = value
+        return players(number, meeting, 2 * self.pairs - 1)
 
     def _turned(self, number: Value, first: Value, second: Value) -> tuple[Value, Value]:
         half, sine = self.halves[number], self.sines[number]
         if self.phases:
             second = second * pair(*(part[number] for part in self.phases)).conj()
         return first - sine * (second + half * first), second + sine * (first - half * second)
-
-
-def _players(number: Value, meeting: Value, rounds: int) -> tuple[Value, Value]:
-    """Of a pair in a round."""
-    first = number.differs(0).where((meeting + number) % rounds, rounds)
-    return first, (meeting - number + rounds) % rounds

@@ -1,7 +1,7 @@
 """The exponential of a matrix: a Taylor polynomial of a small part of it, squared again."""
 
 from torch_tiny.linalg.kernel import Kernel, Matrix, Style
-from torch_tiny.linalg.value import Value
+from torch_tiny.linalg.value import constant
 from torch_tiny.uops import dtypes
 
 # Up to this norm 21 terms leave an error below rounding; the fewer squarings, the less of that.
@@ -23,9 +23,9 @@ def exponential(k: Kernel, n: int) -> None:
     factor = k.scalar(1, dtype)
     with k.loop(0, _MOST_SQUARINGS[dtype]):
         large = norm.get() > _ENOUGH[dtype]
-        halvings.set(halvings.get() + large.where(k.number(1, dtypes.int32), 0))
-        factor.set(factor.get() * large.where(k.number(0.5, dtype), 1))
-        norm.set(norm.get() * large.where(k.number(0.5, dtype), 1))
+        halvings.set(halvings.get() + large.where(constant(1, dtypes.int32), 0))
+        for scaled in (factor, norm):
+            scaled.set(scaled.get() * large.where(constant(0.5, dtype), 1))
     with k.grid((0, n), (0, n)) as (i, j):
         first[i, j] = first[i, j] * factor.get()
         total[i, j] = 0
@@ -56,9 +56,5 @@ def _multiply(k: Kernel, to: Matrix, a: Matrix, b: Matrix) -> None:
         return
     with k.grid((0, to.rows), (0, to.columns)) as (i, j):
         to[i, j] = 0
-
-    def minus(i: Value, c: Value, j: Value) -> Value:
-        return -(a[i, c] * b[c, j])
-
     with k.loop(0, to.columns) as j:
-        k.accumulate(lambda i: (to, i, j), (0, to.rows), (0, n), lambda i, c: minus(i, c, j))
+        k.accumulate(lambda i: (to, i, j), (0, to.rows), (0, n), lambda i, c: -(a[i, c] * b[c, j]))

@@ -3,11 +3,12 @@
 Columns meet in the rounds of a tournament, so that all pairs of a round are independent.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from torch_tiny.linalg.kernel import Array, Kernel, Matrix
-from torch_tiny.linalg.value import Pair, Value, pair
+from torch_tiny.linalg.value import Pair, Value, constant, pair
 from torch_tiny.uops import DType, dtypes
 
 _MOST_SWEEPS = 40
@@ -26,18 +27,13 @@ def eigh(k: Kernel, n: int, lower: bool, vectors: bool) -> None:
         work[j, i] = i.differs(j).where(element.conj(), element.re)
     size = _largest(k, work)
     if turned is not None:
-        _set_identity(k, turned)
+        k.set_identity(turned)
 
     def rotation(p: Value, q: Value) -> Rotation:
         return rotation_of(work[p, p].re, work[q, q].re, work[p, q], lambda off: off.differs(0))
 
-    def turn(meeting: Value) -> None:
-        for matrix in (work, turned):
-            if matrix is not None:
-                rounds.turn_columns(matrix, meeting)
-        rounds.turn_columns(work.adjoint(), meeting)
-
-    rounds.play(size * PRECISION[work.dtype], rotation, turn)
+    matrices = [work, *([] if turned is None else [turned]), work.adjoint()]
+    rounds.play(size * PRECISION[work.dtype], rotation, matrices)
     place = rounds.in_order(lambda i: work[i, i].re)
     values = k.argument(0)
     with k.each(0, n, per_lane=True) as i:
@@ -61,7 +57,7 @@ def svd(k: Kernel, m: int, n: int, vectors: bool) -> None:
     with k.grid((0, m), (0, n)) as (i, j):
         work[i, j] = work[i, j] / size
     if turned is not None:
-        _set_identity(k, turned)
+        k.set_identity(turned)
 
     def rotation(p: Value, q: Value) -> Rotation:
         first, second = (
@@ -78,12 +74,8 @@ def svd(k: Kernel, m: int, n: int, vectors: bool) -> None:
         counts = acts(found.common)
         return replace(found, common=counts.where(found.common / counts.where(length, 1), 0))
 
-    def turn(meeting: Value) -> None:
-        for matrix in (work, turned):
-            if matrix is not None:
-                rounds.turn_columns(matrix, meeting)
-
-    rounds.play(k.number(4 * PRECISION[work.dtype], work.dtype), rotation, turn)
+    matrices = [work, *([] if turned is None else [turned])]
+    rounds.play(constant(4 * PRECISION[work.dtype], work.dtype), rotation, matrices)
     with k.each(0, n) as j:
         lengths[j] = k.total((0, m), lambda i: work[i, j].squared(), work.dtype).sqrt()
     place = rounds.in_order(lambda j: -lengths[j])
@@ -109,12 +101,9 @@ class _Rounds:
 
     def play(
         self, enough: Value, rotation: Callable[[Value, Value], "Rotation"],
-        turn: Callable[[Value], None],
+        matrices: Sequence[Matrix],
     ) -> None:  # fmt: skip
-        """Sweeps, until what pairs still have in common is not more than enough.
-
-        turn(meeting): rotate what there is.
-        """
+        """Sweeps that turn matrices, until what pairs have in common is not more than enough."""
         k = self.k
         left = k.scalar(float("inf"), self.dtype)
         with k.loop(0, _MOST_SWEEPS), k.when(left.get() > enough):
@@ -128,10 +117,11 @@ class _Rounds:
                     self.sines[number] = found.sine
                     for part, value in zip(self.phases, found.phase, strict=True):
                         part[number] = value
-                turn(meeting)
+                for matrix in matrices:
+                    self._turn_columns(matrix, meeting)
             left.set(k.largest((0, self.pairs), lambda i: self.met[i], self.dtype, 0))
 
-    def turn_columns(self, matrix: Matrix, meeting: Value) -> None:
+    def _turn_columns(self, matrix: Matrix, meeting: Value) -> None:
         with (
             self.k.grid((0, matrix.rows), (0, self.pairs)) as (i, number),
             self._both(meeting, number) as (p, q),
@@ -152,34 +142,27 @@ class _Rounds:
             before = k.scalar(0, dtypes.int32)
             with k.loop(0, self.n) as j:
                 other = key(j)
-                is_tie = ((mine < other) | (other < mine)).where(0, k.number(1, dtypes.int32))
+                is_tie = ((mine < other) | (other < mine)).where(0, constant(1, dtypes.int32))
                 earlier = (j < i).where(is_tie, 0)
                 before.set(before.get() + (other < mine).where(1, earlier))
             self.place[i] = before.get()
         return self.place
 
-    def _both(self, meeting: Value, number: Value) -> "_WhenBoth":
-        rest = max(2 * self.pairs - 1, 1)
-        p = number.differs(0).where((meeting + number) % rest, rest)
-        q = (meeting - number + rest) % rest
-        return _WhenBoth(self.k, p, q, self.n)
+    @contextmanager
+    def _both(self, meeting: Value, number: Value) -> Iterator[tuple[Value, Value]]:
+        """Only if both players exist."""
+        p, q = players(number, meeting, max(2 * self.pairs - 1, 1))
+        if self.n % 2:
+            with self.k.when((p < self.n) & (q < self.n)):
+                yield p, q
+        else:
+            yield p, q
 
 
-class _WhenBoth:
-    """Only if both players exist."""
-
-    def __init__(self, k: Kernel, p: Value, q: Value, n: int) -> None:
-        self.players = (p, q)
-        self.condition = k.when((p < n) & (q < n)) if n % 2 else None
-
-    def __enter__(self) -> tuple[Value, Value]:
-        if self.condition is not None:
-            self.condition.__enter__()
-        return self.players
-
-    def __exit__(self, *_error: object) -> None:
-        if self.condition is not None:
-            self.condition.__exit__(None, None, None)
+def players(number: Value, meeting: Value, rounds: int) -> tuple[Value, Value]:
+    """Of a pair in a round."""
+    first = number.differs(0).where((meeting + number) % rounds, rounds)
+    return first, (meeting - number + rounds) % rounds
 
 
 @dataclass(frozen=True)
@@ -219,11 +202,6 @@ def _largest(k: Kernel, matrix: Matrix) -> Value:
         column = k.largest((0, matrix.rows), lambda i: matrix[i, j].size(), matrix.dtype, 0)
         size.set(size.get().max(column))
     return size.get()
-
-
-def _set_identity(k: Kernel, matrix: Matrix) -> None:
-    with k.grid((0, matrix.rows), (0, matrix.columns)) as (i, j):
-        matrix[i, j] = i.differs(j).where(0, k.number(1, matrix.dtype))
 
 
 def _put_in_order(k: Kernel, home: Matrix, matrix: Matrix, place: Array) -> None:

@@ -10,10 +10,10 @@ threads  a group of threads has a matrix, shares its `each` loops and meets at b
 
 import enum
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 
-from torch_tiny.linalg.value import Operand, Pair, Span, Value, constant, index, pair
+from torch_tiny.linalg.value import Index, Operand, Pair, Span, Value, constant, index, pair, unit
 from torch_tiny.uops import AddrSpace, AxisType, DType, Ops, UOp, combined, dtypes
 
 
@@ -31,7 +31,7 @@ MATRICES, EACH, PER_LANE, REDUCE, IN_ORDER = (
     AxisType.REDUCE,
     AxisType.LOOP,
 )
-_COMBINE = "group_"
+COMBINE = "group_"
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Array:
     memory: UOp
     base: Value | None = None
 
-    def __getitem__(self, at: "Value | int") -> Value:
+    def __getitem__(self, at: Index) -> Value:
         return self.kernel.load(self.memory, self._place(at))
 
-    def __setitem__(self, at: "Value | int", value: Operand) -> None:
+    def __setitem__(self, at: Index, value: Operand) -> None:
         made = value if isinstance(value, Value) else constant(value, self.memory.dtype)
         self.kernel.store(self.memory, self._place(at), made)
 
-    def _place(self, at: "Value | int") -> Value:
+    def _place(self, at: Index) -> Value:
         return index(at) if self.base is None else self.base + at
 
 
@@ -74,7 +74,7 @@ class Matrix:
     """From a real part to the imaginary one, if it is complex."""
     is_conjugate: bool = False
 
-    def __getitem__(self, at: tuple["Value | int", "Value | int"]) -> Value:
+    def __getitem__(self, at: tuple[Index, Index]) -> Value:
         place = self._place(*at)
         real = self.array[place]
         if self.imaginary is None:
@@ -82,7 +82,7 @@ class Matrix:
         number = pair(real, self.array[index(place) + self.imaginary])
         return number.conj() if self.is_conjugate else number
 
-    def __setitem__(self, at: tuple["Value | int", "Value | int"], value: Operand) -> None:
+    def __setitem__(self, at: tuple[Index, Index], value: Operand) -> None:
         place = self._place(*at)
         if self.imaginary is None:
             self.array[place] = value
@@ -101,7 +101,7 @@ class Matrix:
     def adjoint(self) -> "Matrix":
         return replace(self.transposed(), is_conjugate=not self.is_conjugate)
 
-    def _place(self, i: "Value | int", j: "Value | int") -> "Value | int":
+    def _place(self, i: Index, j: Index) -> Index:
         return i * self.steps[0] + j * self.steps[1]
 
 
@@ -160,9 +160,6 @@ class Kernel:
             raise NotImplementedError("a matrix of too many rows for fast memory")
         return array
 
-    def number(self, value: float, dtype: DType) -> Value:
-        return constant(value, dtype)
-
     def scalar(self, start: Operand, dtype: DType) -> Scalar:
         parts = 2 if isinstance(start, Pair) else 1
         variable = Scalar(
@@ -193,16 +190,12 @@ class Kernel:
 
     # loops
 
-    @contextmanager
-    def loop(self, start: "Value | int", stop: "Value | int") -> Iterator[Value]:
+    def loop(self, start: Index, stop: Index) -> AbstractContextManager[Value]:
         """In order."""
-        with self._loop(start, stop, IN_ORDER) as i:
-            yield i
+        return self._loop(start, stop, IN_ORDER)
 
     @contextmanager
-    def each(
-        self, start: "Value | int", stop: "Value | int", per_lane: bool = False
-    ) -> Iterator[Value]:
+    def each(self, start: Index, stop: Index, per_lane: bool = False) -> Iterator[Value]:
         """Independent iterations. per_lane: with memory that other matrices use otherwise."""
         kind = PER_LANE if per_lane and self.style is Style.LANES else EACH
         if self._sharing or (self.style is Style.LANES and kind is EACH):
@@ -234,11 +227,11 @@ class Kernel:
         if self.style is Style.THREADS and not self._sharing:
             self.uops.append(UOp(Ops.BARRIER))
 
-    def total(self, span: "Span", term: Callable[[Value], Value], dtype: DType) -> Value:
+    def total(self, span: Span, term: Callable[[Value], Value], dtype: DType) -> Value:
         """The sum of independent real terms."""
         return self._reduced(span, dtype, 0, lambda a, i: a + term(i), "ADD")
 
-    def product(self, span: "Span", a: Callable[[Value], Value], b: Callable[[Value], Value],
+    def product(self, span: Span, a: Callable[[Value], Value], b: Callable[[Value], Value],
                 dtype: DType) -> Value:  # fmt: skip
         """The inner product of two vectors: the sum of conj(a) b."""
 
@@ -248,14 +241,14 @@ class Kernel:
         return pair(part("re"), part("im")) if self.is_complex else part("re")
 
     def largest(
-        self, span: "Span", term: Callable[[Value], Value], dtype: DType, least: Operand
+        self, span: Span, term: Callable[[Value], Value], dtype: DType, least: Operand
     ) -> Value:
         """The maximum of independent terms, which NaN is never."""
         return self._reduced(span, dtype, least, lambda a, i: a.max(term(i)), "MAX")
 
     def accumulate(
-        self, target: Callable[[Value], tuple[Matrix, "Value | int", "Value | int"]], rows: "Span",
-        terms: "Span", term: Callable[[Value, Value], Value],
+        self, target: Callable[[Value], tuple[Matrix, Index, Index]], rows: Span,
+        terms: Span, term: Callable[[Value, Value], Value],
     ) -> None:  # fmt: skip
         """target(i) -= the sum of term(i, k) over k, for each of the rows i."""
         if self.style is Style.SERIAL:
@@ -271,7 +264,7 @@ class Kernel:
             matrix[row, column] = rest.get()
 
     def rank_one(
-        self, matrix: Matrix, rows: "Span", columns: "Span",
+        self, matrix: Matrix, rows: Span, columns: Span,
         left: Callable[[Value], Value], right: Callable[[Value], Value],
     ) -> None:  # fmt: skip
         """matrix[i, j] -= left(i) * right(j), for each of the rows and columns."""
@@ -287,7 +280,7 @@ class Kernel:
                 matrix[i, j] = matrix[i, j] - left(i) * b
 
     @contextmanager
-    def grid(self, rows: "Span", columns: "Span") -> Iterator[tuple[Value, Value]]:
+    def grid(self, rows: Span, columns: Span) -> Iterator[tuple[Value, Value]]:
         """Each (i, j), all independent; memory should run along the rows."""
         if self.style is Style.THREADS:
             with self.each(*rows) as i, self.loop(*columns) as j:
@@ -297,7 +290,7 @@ class Kernel:
                 yield i, j
 
     def first_largest(
-        self, span: "Span", term: Callable[[Value], Value], dtype: DType
+        self, span: Span, term: Callable[[Value], Value], dtype: DType
     ) -> tuple[Value, Value]:
         """Where the first of the largest terms is, and the term, which is never NaN.
 
@@ -308,8 +301,7 @@ class Kernel:
             best = self.largest(span, term, dtype, -1)
 
             def from_end(i: Value) -> Value:
-                missed = term(i).differs(best)
-                return missed.where(0, stop - i)
+                return term(i).differs(best).where(0, stop - i)
 
             place = self.largest(span, from_end, dtypes.int32, 0)
             return (place > 0).where(stop - place, start), best
@@ -340,6 +332,16 @@ class Kernel:
             return home
         imaginary = count if self.is_complex else None
         return Matrix(array, home.rows, home.columns, (1, stride), imaginary)
+
+    def loaded(self, home: Matrix, source: Matrix | None = None) -> Matrix:
+        """The same with the content of `source`, or of its home."""
+        work = self.work_matrix(home)
+        self.copy(work, source or home)
+        return work
+
+    def set_identity(self, matrix: Matrix) -> None:
+        with self.grid((0, matrix.rows), (0, matrix.columns)) as (i, j):
+            matrix[i, j] = unit(i, j, matrix.dtype)
 
     def copy(self, to: Matrix, source: Matrix) -> None:
         """Runs along the memory of the arguments."""
@@ -375,28 +377,25 @@ class Kernel:
     # --- how it is done ---
 
     def _reduced(
-        self, span: "Span", dtype: DType, first: Operand,
+        self, span: Span, dtype: DType, first: Operand,
         step: Callable[[Value, Value], Value], name: str,
     ) -> Value:  # fmt: skip
         result = self.scalar(first, dtype)
         shared = self.style is Style.THREADS and not self._sharing
-        if shared:
-            self._sharing = True
-        kind = EACH if shared else REDUCE
-        with self._loop(*span, kind) as i:
+        self._sharing |= shared
+        with self._loop(*span, EACH if shared else REDUCE) as i:
             result.set(step(result.get(), i))
         if not shared:
             return result.get()
         self._sharing = False
-        together = combined(_COMBINE + name, result.get().uop)
+        together = combined(COMBINE + name, result.get().uop)
         self._emit(together)
         self.barrier()
         return Value(together)
 
     @contextmanager
-    def _loop(self, start: "Value | int", stop: "Value | int", kind: AxisType) -> Iterator[Value]:
-        count = stop - start
-        end = index(count)
+    def _loop(self, start: Index, stop: Index, kind: AxisType) -> Iterator[Value]:
+        end = index(stop - start)
         self._emit(end.uop)
         self._ids += 1
         loop = UOp(Ops.RANGE, dtypes.int32, (end.uop,), (self._ids, kind))

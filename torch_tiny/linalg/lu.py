@@ -9,8 +9,7 @@ from torch_tiny.uops import dtypes
 def lu(k: Kernel, m: int, n: int) -> None:
     """0: L and U by columns, 1: pivots, 2: info, 3: A by rows."""
     source, home = k.matrix_in(3, m, n, True), k.matrix_in(0, m, n, False)
-    work = k.work_matrix(home)
-    k.copy(work, source)
+    work = k.loaded(home, source)
     info = k.scalar(0, dtypes.int32)
     _factor(k, work, k.argument(1), info)
     k.copy(home, work)
@@ -23,15 +22,13 @@ def solve(k: Kernel, n: int, columns: int) -> None:
     Without columns there is no B, and X is the inverse.
     """
     source, home = k.matrix_in(4, n, n, True), k.matrix_in(1, n, n, False)
-    work = k.work_matrix(home)
-    k.copy(work, source)
+    work = k.loaded(home, source)
     right = k.matrix_in(0, n, columns or n, False)
     x = k.work_matrix(right)
     if columns:
         k.copy(x, k.matrix_in(5, n, columns, True))
     else:
-        with k.grid((0, n), (0, n)) as (i, j):
-            x[i, j] = i.differs(j).where(0, k.number(1, work.dtype))
+        k.set_identity(x)
     info = k.scalar(0, dtypes.int32)
     _factor(k, work, k.argument(2), info)
     k.barrier()
@@ -43,12 +40,9 @@ def solve(k: Kernel, n: int, columns: int) -> None:
 
 def lu_solve(k: Kernel, n: int, columns: int, adjoint: bool) -> None:
     """0: X by columns, 1: L and U by columns, 2: pivots, 3: B by rows. Of A^H X = B if adjoint."""
-    factors = k.matrix_in(1, n, n, False)
-    work = k.work_matrix(factors)
-    k.copy(work, factors)
+    work = k.loaded(k.matrix_in(1, n, n, False))
     right = k.matrix_in(0, n, columns, False)
-    x = k.work_matrix(right)
-    k.copy(x, k.matrix_in(3, n, columns, True))
+    x = k.loaded(right, k.matrix_in(3, n, columns, True))
     _solve(k, work, k.argument(2), x, adjoint)
     k.copy(right, x)
 

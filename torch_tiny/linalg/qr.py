@@ -6,9 +6,8 @@ from torch_tiny.linalg.value import Pair, Value
 
 def geqrf(k: Kernel, m: int, n: int) -> None:
     """0: R above, reflections below the diagonal, by columns, 1: their factors, 2: A by rows."""
-    source, home = k.matrix_in(2, m, n, True), k.matrix_in(0, m, n, False)
-    work = k.work_matrix(home)
-    k.copy(work, source)
+    home = k.matrix_in(0, m, n, False)
+    work = k.loaded(home, k.matrix_in(2, m, n, True))
     factors = k.matrix_in(1, min(m, n), 1, False)
     with k.loop(0, min(m, n)) as c:
         factors[c, 0] = _reflect_column(k, work, c)
@@ -20,15 +19,13 @@ def reflect(k: Kernel, m: int, count: int, columns: int, forward: bool, given: b
 
     Else X is the identity. forward: Q^H X. Every column of X is on its own.
     """
-    source, home = k.matrix_in(1, m, count, False), k.matrix_in(0, m, columns, False)
-    x, work = k.work_matrix(home), k.work_matrix(source)
-    k.copy(work, source)
+    home = k.matrix_in(0, m, columns, False)
+    x, work = k.work_matrix(home), k.loaded(k.matrix_in(1, m, count, False))
     factors = k.matrix_in(2, count, 1, False)
     if given:
         k.copy(x, k.matrix_in(3, m, columns, True))
     else:
-        with k.grid((0, m), (0, columns)) as (i, j):
-            x[i, j] = i.differs(j).where(0, k.number(1, x.dtype))
+        k.set_identity(x)
     with k.each(0, columns) as j, k.loop(0, count) as step:
         c = step if forward else count - 1 - step
         factor = factors[c, 0]

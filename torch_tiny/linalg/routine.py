@@ -3,26 +3,18 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch_tiny.linalg import blocks, cholesky, exponential, jacobi, lu, qr, triangular
+from torch_tiny.linalg import blocks, exponential, jacobi, lu, qr, triangular
 from torch_tiny.linalg.group import GroupKernel
 from torch_tiny.linalg.kernel import Argument, Kernel, Style
 from torch_tiny.linalg.sequence import Loops, Steps, in_kernels, in_loops
 from torch_tiny.uops import DType, GroupOp, Ops, Routine, UOp, call, dtypes, routine_results
 
-ROUTINES: dict[str, Callable[..., None]] = {
-    "cholesky": cholesky.cholesky,
-    "lu": lu.lu,
-    "solve": lu.solve,
-    "lu_solve": lu.lu_solve,
-    "permutation": lu.permutation,
-    "triangular_solve": triangular.triangular_solve,
-    "cholesky_solve": triangular.cholesky_solve,
-    "geqrf": qr.geqrf,
-    "reflect": qr.reflect,
-    "eigh": jacobi.eigh,
-    "svd": jacobi.svd,
-    "exponential": exponential.exponential,
-}
+_ROUTINES: tuple[Callable[..., None], ...] = (
+    *(triangular.cholesky, triangular.triangular_solve, triangular.cholesky_solve),
+    *(lu.lu, lu.solve, lu.lu_solve, lu.permutation, qr.geqrf, qr.reflect, jacobi.eigh, jacobi.svd),
+    exponential.exponential,
+)
+ROUTINES = {routine.__name__: routine for routine in _ROUTINES}
 SEQUENCES: dict[str, Callable[..., Steps]] = {"block_jacobi": blocks.block_jacobi}
 COMPLEX = "complex_"
 """Before the name of a routine: its matrices are complex."""

@@ -1,26 +1,53 @@
-"""Triangular systems, for all right-hand sides at once."""
+"""Cholesky's factor, column by column, and triangular systems, for all right-hand sides at once."""
 
-from torch_tiny.linalg.kernel import Kernel, Matrix
+import math
+
+from torch_tiny.linalg.kernel import Kernel, Matrix, Scalar
+from torch_tiny.uops import dtypes
+
+
+def cholesky(k: Kernel, n: int, upper: bool) -> None:
+    """0: L by columns (or U = L^H), 1: info, 2: A by rows. Reads one triangle of A."""
+    source, home = k.matrix_in(2, n, n, True), k.matrix_in(0, n, n, False)
+    if upper:
+        source, home = source.adjoint(), home.adjoint()
+    lower = k.loaded(home, source)
+    info = k.scalar(0, dtypes.int32)
+    _factor(k, lower, info, n)
+    with k.loop(1, n) as j, k.each(0, j) as i:
+        lower[i, j] = 0
+    k.copy(home, lower)
+    k.argument(1)[0] = info.get()
+
+
+def _factor(k: Kernel, lower: Matrix, info: Scalar, n: int) -> None:
+    with k.loop(0, n) as j:
+        k.accumulate(
+            lambda i: (lower, i, j), (j, n), (0, j), lambda i, c: lower[i, c] * lower[j, c].conj()
+        )
+        pivot = lower[j, j].re
+        known = info.get().differs(0)
+        info.set((known | (pivot > 0)).where(info.get(), j + 1))
+        root = k.now(pivot.sqrt())
+        divisor = k.now((root < math.inf).where(root, (-root).sqrt()))  # NaN, as in LAPACK
+        k.barrier()
+        with k.each(j, n) as i:
+            lower[i, j] = i.differs(j).where(lower[i, j] / divisor, root)
 
 
 def triangular_solve(k: Kernel, n: int, columns: int, upper: bool, unit: bool) -> None:
     """0: X by columns, 1: A by rows, 2: B by rows."""
-    source, right = k.matrix_in(1, n, n, True), k.matrix_in(0, n, columns, False)
-    x = k.work_matrix(right)
-    a = k.work_matrix(source)
-    k.copy(x, k.matrix_in(2, n, columns, True))
-    k.copy(a, source)
-    substitute(k, a, x, upper, unit)
+    right = k.matrix_in(0, n, columns, False)
+    x = k.loaded(right, k.matrix_in(2, n, columns, True))
+    substitute(k, k.loaded(k.matrix_in(1, n, n, True)), x, upper, unit)
     k.copy(right, x)
 
 
 def cholesky_solve(k: Kernel, n: int, columns: int, upper: bool) -> None:
     """0: X by columns, 1: L (or U) by rows, 2: B by rows."""
-    source, right = k.matrix_in(1, n, n, True), k.matrix_in(0, n, columns, False)
-    x = k.work_matrix(right)
-    factor = k.work_matrix(source)
-    k.copy(x, k.matrix_in(2, n, columns, True))
-    k.copy(factor, source)
+    right = k.matrix_in(0, n, columns, False)
+    x = k.loaded(right, k.matrix_in(2, n, columns, True))
+    factor = k.loaded(k.matrix_in(1, n, n, True))
     lower = factor.adjoint() if upper else factor
     substitute(k, lower, x, upper=False, unit=False)
     substitute(k, lower.adjoint(), x, upper=True, unit=False)

@@ -41,7 +41,7 @@ class Value:
         return self._with(Ops.FDIV, other)
 
     def __rtruediv__(self, other: "Operand") -> "Value":
-        return self._made(other)._with(Ops.FDIV, self)
+        return self._made(other) / self
 
     def __floordiv__(self, other: int) -> "Value":
         """Of what is not negative."""
@@ -140,6 +140,7 @@ class Pair(Value):
         b = self._made(other)
         return pair(self.re + b.re, self.im + b.im)
 
+    # Python asks these before a real number's own, since they are a subclass's and not inherited.
     def __radd__(self, other: "Operand") -> "Pair":
         return self + other
 
@@ -206,15 +207,21 @@ def pair(re: Value, im: Value) -> Pair:
 
 
 Operand = Value | int | float
-Span = tuple[Value | int, Value | int]
+Index = Value | int
+Span = tuple[Index, Index]
 
 
 def constant(number: float, dtype: DType) -> Value:
     return Value(UOp.const(number, dtype))
 
 
-def index(number: "Operand") -> Value:
+def index(number: Operand) -> Value:
     return number if isinstance(number, Value) else constant(number, dtypes.int32)
+
+
+def unit(i: Value, j: Value, dtype: DType) -> Value:
+    """The element of the identity."""
+    return i.differs(j).where(0, constant(1, dtype))
 
 
 def _is(operand: Operand, number: int) -> bool:

@@ -1,7 +1,6 @@
 """Activations and their backwards, on values computed in float32 where they are half."""
 
 import math
-from collections.abc import Callable
 
 from torch_tiny.lower.arithmetic import (
     absolute,
@@ -15,8 +14,8 @@ from torch_tiny.lower.arithmetic import (
     tanh,
 )
 from torch_tiny.lower.movement import concatenate
-from torch_tiny.lower.promote import Number, Operand, as_uop, cast, elementwise
-from torch_tiny.lower.rule import Function, Table
+from torch_tiny.lower.promote import Number, Operand, as_uop, cast, elementwise, mapped
+from torch_tiny.lower.rule import Table
 from torch_tiny.lower.shapes import cut, full_like, to_math, wrap_dim
 from torch_tiny.uops import UOp, call
 from torch_tiny.views import int_shape
@@ -144,11 +143,6 @@ def _rrelu_backward(
     return ((upper - lower) > 1e-6).where(elementwise(lambda g, n: g * n, grad, noise), even)
 
 
-def _of(function: Callable[..., UOp]) -> Function:
-    """All arguments are operands."""
-    return lambda *operands: elementwise(function, *operands)
-
-
 def _clamped(x: UOp, low: Number, high: Number) -> UOp:
     return elementwise(lambda v: minimum(maximum(v, as_uop(low, v.dtype)),
                                          as_uop(high, v.dtype)), x)  # fmt: skip
@@ -158,58 +152,54 @@ TABLE: Table = {
     "relu": lambda x: maximum(x, full_like(x, 0)),
     "relu6": lambda x: _clamped(x, 0, 6),
     "hardtanh": _clamped,
-    "hardtanh_backward": lambda grad, x, low, high: elementwise(
-        lambda g, v, lo, hi: _between(v, lo, hi).where(g, full_like(g, 0)), grad, x, low, high
-    ),
+    "hardtanh_backward": mapped(lambda g, v, lo, hi: _between(v, lo, hi).where(g, full_like(g, 0))),
     "threshold": lambda x, threshold, value: elementwise(
         lambda v: less_equal(v, as_uop(threshold, v.dtype)).where(as_uop(value, v.dtype), v), x
     ),
     "threshold_backward": lambda grad, x, threshold: elementwise(
         lambda g, v: less_equal(v, as_uop(threshold, v.dtype)).where(full_like(g, 0), g), grad, x
     ),
-    "leaky_relu": _of(lambda x, slope: (x > 0).where(x, x * slope)),
+    "leaky_relu": mapped(lambda x, slope: (x > 0).where(x, x * slope)),
     "leaky_relu_backward": _leaky_backward,
     "gelu": lambda x, approximate: elementwise(lambda v: _gelu(v, approximate), x),
     "gelu_backward": lambda grad, x, approximate: elementwise(
         lambda g, v: _gelu_backward(g, v, approximate), grad, x
     ),
-    "silu": _of(lambda x: x * sigmoid(x)),
-    "silu_backward": _of(_silu_backward),
-    "mish": _of(lambda x: x * tanh(call("log1p", exp(x)))),
-    "mish_backward": _of(_mish_backward),
-    "softplus": _of(softplus),
-    "softplus_backward": _of(_softplus_backward),
-    "elu": _of(_elu),
+    "silu": mapped(lambda x: x * sigmoid(x)),
+    "silu_backward": mapped(_silu_backward),
+    "mish": mapped(lambda x: x * tanh(call("log1p", exp(x)))),
+    "mish_backward": mapped(_mish_backward),
+    "softplus": mapped(softplus),
+    "softplus_backward": mapped(_softplus_backward),
+    "elu": mapped(_elu),
     "elu_backward": _elu_backward,
-    "celu": lambda x, alpha: elementwise(
-        lambda v, a: less_equal(v, full_like(v, 0)).where(call("expm1", v / a) * a, v), x, alpha
-    ),
+    "celu": mapped(lambda v, a: less_equal(v, full_like(v, 0)).where(call("expm1", v / a) * a, v)),
     "selu": lambda x: elementwise(_elu, x, 1.6732632423543772, 1.0507009873554805, 1.0),
-    "hardsigmoid": _of(lambda x: _up_to_six(x) * (1 / 6)),
-    "hardsigmoid_backward": _of(
+    "hardsigmoid": mapped(lambda x: _up_to_six(x) * (1 / 6)),
+    "hardsigmoid_backward": mapped(
         lambda g, v: _between(v, full_like(v, -3.0), full_like(v, 3.0)).where(
             g * (1 / 6), full_like(g, 0)
         )
     ),
-    "hardswish": _of(lambda x: x * _up_to_six(x) / 6.0),
-    "hardswish_backward": _of(_hard_swish_backward),
+    "hardswish": mapped(lambda x: x * _up_to_six(x) / 6.0),
+    "hardswish_backward": mapped(_hard_swish_backward),
     "log_sigmoid_forward": lambda x: (
         elementwise(log_sigmoid, x),
         elementwise(lambda v: exp(-absolute(v)), x),
     ),
     "log_sigmoid_backward": lambda grad, x, _: elementwise(lambda g, v: g * sigmoid(-v), grad, x),
-    "tanh_backward": _of(lambda grad, y: grad * (1.0 - y * y)),
-    "sigmoid_backward": _of(lambda grad, y: grad * (1.0 - y) * y),
+    "tanh_backward": mapped(lambda grad, y: grad * (1.0 - y * y)),
+    "sigmoid_backward": mapped(lambda grad, y: grad * (1.0 - y) * y),
     "logit_backward": _logit_backward,
     "glu": _glu,
     "glu_backward": _glu_backward,
-    "softshrink": _of(_shrink),
-    "hardshrink": _of(lambda x, by: ((-by <= x) & less_equal(x, by)).where(full_like(x, 0), x)),
+    "softshrink": mapped(_shrink),
+    "hardshrink": mapped(lambda x, by: ((-by <= x) & less_equal(x, by)).where(full_like(x, 0), x)),
     **dict.fromkeys(
         ("softshrink_backward", "hardshrink_backward"),
-        _of(lambda g, x, by: (less_equal(-by, x) & less_equal(x, by)).where(full_like(g, 0), g)),
+        mapped(lambda g, x, by: (less_equal(-by, x) & less_equal(x, by)).where(full_like(g, 0), g)),
     ),
-    "_prelu_kernel": _of(lambda x, weight: (x > 0).where(x, x * weight)),
+    "_prelu_kernel": mapped(lambda x, weight: (x > 0).where(x, x * weight)),
     "_prelu_kernel_backward": _prelu_backward,
     "rrelu_with_noise_backward": _rrelu_backward,
 }

@@ -1,5 +1,6 @@
 """Upsampling and downsampling with a filter as wide as the steps: products with its weights."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 from torch_tiny.lower.arithmetic import absolute, maximum
@@ -33,6 +34,13 @@ def _weights(size: int, out: int, corners: bool, scale: Scale, reach: float,
     return weight / total(weight, (1,), True)
 
 
+def _both(inputs: Sequence[int], sizes: Sequence[int], corners: bool, scales: Sequence[Scale],
+          reach: float, shape: Filter) -> list[UOp]:  # fmt: skip
+    """For the rows and for the columns."""
+    given = zip(inputs, sizes, scales, strict=True)
+    return [_weights(size, out, corners, scale, reach, shape) for size, out, scale in given]
+
+
 def _triangle(x: UOp) -> UOp:
     return maximum(1.0 - absolute(x), full_like(x, 0.0))
 
@@ -45,33 +53,24 @@ def _keys(x: UOp) -> UOp:
     return (d < 1.0).where(near, (d < 2.0).where(far, full_like(d, 0.0)))
 
 
-def _forward(reach: float, shape: Filter) -> Function:
-    def rule(x: UOp, sizes: Sequence[int], corners: bool, *scales: Scale) -> UOp:
-        high, wide = int_shape(x)[-2:]
-        rows = _weights(high, sizes[0], corners, scales[0], reach, shape)
-        columns = _weights(wide, sizes[1], corners, scales[1], reach, shape)
-        across = matmul(to_math(x), columns.transpose(0, 1).cast(to_math(x).dtype))
-        return cast(matmul(rows.cast(across.dtype), across), x.dtype)
-
-    return rule
+def _forward(x: UOp, sizes: Sequence[int], corners: bool, *scales: Scale, reach: float,
+             shape: Filter) -> UOp:  # fmt: skip
+    rows, columns = _both(int_shape(x)[-2:], sizes, corners, scales, reach, shape)
+    across = matmul(to_math(x), columns.transpose(0, 1).cast(to_math(x).dtype))
+    return cast(matmul(rows.cast(across.dtype), across), x.dtype)
 
 
-def _backward(reach: float, shape: Filter) -> Function:
-    def rule(grad: UOp, sizes: Sequence[int], inputs: Sequence[int], corners: bool,
-             *scales: Scale) -> UOp:  # fmt: skip
-        rows = _weights(inputs[2], sizes[0], corners, scales[0], reach, shape)
-        columns = _weights(inputs[3], sizes[1], corners, scales[1], reach, shape)
-        across = matmul(to_math(grad), columns.cast(to_math(grad).dtype))
-        return cast(matmul(rows.transpose(0, 1).cast(across.dtype), across), grad.dtype)
-
-    return rule
+def _backward(grad: UOp, sizes: Sequence[int], inputs: Sequence[int], corners: bool,
+              *scales: Scale, reach: float, shape: Filter) -> UOp:  # fmt: skip
+    rows, columns = _both(inputs[2:], sizes, corners, scales, reach, shape)
+    across = matmul(to_math(grad), columns.cast(to_math(grad).dtype))
+    return cast(matmul(rows.transpose(0, 1).cast(across.dtype), across), grad.dtype)
 
 
 _FUNCTIONS: dict[str, Function] = {
-    "_upsample_bilinear2d_aa": _forward(1.0, _triangle),
-    "_upsample_bilinear2d_aa_backward": _backward(1.0, _triangle),
-    "_upsample_bicubic2d_aa": _forward(2.0, _keys),
-    "_upsample_bicubic2d_aa_backward": _backward(2.0, _keys),
+    f"_upsample_{name}2d_aa{suffix}": functools.partial(rule, reach=reach, shape=shape)
+    for name, reach, shape in (("bilinear", 1.0, _triangle), ("bicubic", 2.0, _keys))
+    for suffix, rule in (("", _forward), ("_backward", _backward))
 }
 
 TABLE = rules(_FUNCTIONS, heavy)

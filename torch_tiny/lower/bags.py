@@ -1,6 +1,7 @@
 """Rows reduced by groups: bags of an embedding, segments of a dimension."""
 
 import math
+from typing import Any
 
 from torch_tiny.lower.arithmetic import is_nan, maximum
 from torch_tiny.lower.conditions import require
@@ -58,13 +59,10 @@ def _embedding_bag(weight: UOp, indices: UOp, offsets: UOp, _scale: bool, mode: 
     return cast(out, weight.dtype), cast(bag, kind), cast(sizes, kind), cast(largest, kind)
 
 
-def _without_gradients(weight: UOp, indices: UOp, offsets: UOp, scale: bool, mode: int,
-                       sparse: bool, shares: UOp | None, include_last: bool,
-                       padding: int) -> Results:  # fmt: skip
+def _without_gradients(*args: Any) -> Results:
     """The same, but sizes of sums are as many as the offsets."""
-    out, bag, *rest = _embedding_bag(
-        weight, indices, offsets, scale, mode, sparse, shares, include_last, padding
-    )
+    out, bag, *rest = _embedding_bag(*args)
+    mode, include_last = args[4], args[7]
     if mode == _SUM and include_last:
         rest = [pad(one, [(0, 1)]) for one in rest]
     return out, bag, *rest
@@ -75,7 +73,7 @@ def _embedding_bag_backward(grad: UOp, indices: UOp, offsets: UOp, _bag: UOp, si
                             shares: UOp | None, padding: int) -> UOp:  # fmt: skip
     if sparse or by_frequency:
         raise NoLowering("a gradient that is sparse, or scaled by frequency")
-    n, (bags, width) = int_shape(indices)[0], int_shape(grad)
+    n, bags = int_shape(indices)[0], int_shape(grad)[0]
     g = to_math(grad)
     if mode == _MAX:
         hit = largest.cast(dtypes.int32).eq(arange(rows).reshape((rows, 1, 1)))
@@ -87,7 +85,6 @@ def _embedding_bag_backward(grad: UOp, indices: UOp, offsets: UOp, _bag: UOp, si
     spread = spread if shares is None else spread * to_math(shares).unsqueeze(1)
     if padding >= 0:
         spread = indices.ne(padding).unsqueeze(1).where(spread, full((), 0, g.dtype))
-    assert width
     return cast(place(spread, 0, indices, rows), grad.dtype)
 
 
@@ -109,8 +106,8 @@ def _members(data: UOp, lengths: UOp | None, offsets: UOp | None, axis: int) -> 
     if offsets is None:
         assert lengths is not None
         offsets = pad(cumsum(lengths, lengths.ndim - 1), [(0, 0)] * axis + [(1, 0)])
-    last, n = axis, int_shape(offsets)[-1]
-    start, stop = (cut(offsets, last, i, n - 1 + i).unsqueeze(-1) for i in (0, 1))
+    n = int_shape(offsets)[-1]
+    start, stop = (cut(offsets, axis, i, n - 1 + i).unsqueeze(-1) for i in (0, 1))
     here = arange(int_shape(data)[axis]).cast(offsets.dtype)
     return (here >= start) & (here < stop)
 
@@ -152,8 +149,7 @@ def _segment_reduce_backward(grad: UOp, output: UOp, data: UOp, how: str, length
                              initial: Number | None) -> UOp:  # fmt: skip
     member, x = _spread(_members(data, lengths, offsets, axis), to_math(data), axis)
     g, out = to_math(grad).unsqueeze(axis + 1), to_math(output).unsqueeze(axis + 1)
-    over = (axis + 1,)
-    zero = full((), 0, g.dtype)
+    over, zero = (axis + 1,), full((), 0, g.dtype)
     if how in ("max", "min"):
         hit = member & (x.eq(out) | (is_nan(x) & is_nan(out)))
         shared = g / maximum(total(hit.cast(g.dtype), over, True), full((), 1, g.dtype))
@@ -168,9 +164,7 @@ def _segment_reduce_backward(grad: UOp, output: UOp, data: UOp, how: str, length
 
 def _product_of_others(member: UOp, x: UOp, axis: int, initial: Number | None) -> UOp:
     """For each element of a segment the product of the others, and of what it began with."""
-    shape = int_shape(x)
-    n = shape[axis + 1]
-    one = full((), 1, x.dtype)
+    n, one = int_shape(x)[axis + 1], full((), 1, x.dtype)
     trailing = (1,) * (x.ndim - axis - 2)
     same = arange(n).reshape((n, 1, *trailing)).eq(arange(n).reshape((1, n, *trailing)))
     others = member.unsqueeze(axis + 1) & same.logical_not()

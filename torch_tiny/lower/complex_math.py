@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from torch_tiny.lower.arithmetic import absolute, exp, is_nan, log
 from torch_tiny.lower.complex_value import Complex, from_real, imaginary
@@ -18,6 +19,10 @@ def choose(condition: UOp, yes: Complex, no: Complex) -> Complex:
 
 def is_zero(z: Complex) -> UOp:
     return z.re.eq(0) & z.im.eq(0)
+
+
+def any_nan(z: Complex) -> UOp:
+    return is_nan(z.re) | is_nan(z.im)
 
 
 def filled(z: Complex, value: float) -> Complex:
@@ -191,26 +196,19 @@ def _atanh(z: Complex) -> Complex:
     return Complex(call("copysign", re, z.re), call("copysign", im, z.im))
 
 
-def _about_i(function: ComplexFunction) -> ComplexFunction:
+def _about_i(function: ComplexFunction, z: Complex) -> Complex:
     """sin, tan, asinh, atan from sinh, tanh, asin, atanh: -i f(iz), by parts that trade places."""
-
-    def rule(z: Complex) -> Complex:
-        result = function(Complex(z.im, z.re))
-        return Complex(result.im, result.re)
-
-    return rule
+    result = function(Complex(z.im, z.re))
+    return Complex(result.im, result.re)
 
 
-def _in_double(function: ComplexFunction) -> ComplexFunction:
-    def rule(z: Complex) -> Complex:
-        part = z.re.dtype
-        return function(z.each(lambda x: cast(x, dtypes.float64))).each(lambda x: cast(x, part))
-
-    return rule
+def _in_double(function: ComplexFunction, z: Complex) -> Complex:
+    part = z.re.dtype
+    return function(z.each(lambda x: cast(x, dtypes.float64))).each(lambda x: cast(x, part))
 
 
 def _rounded_acos(z: Complex) -> Complex:
-    result = _in_double(_acos)(z)
+    result = _in_double(_acos, z)
     # PyTorch's is pi/2 - asin for complex128, which has no -0.
     return result + filled(z, 0.0) if z.re.dtype == dtypes.float64 else result
 
@@ -240,18 +238,14 @@ COMPLEX_FUNCTIONS: dict[str, ComplexFunction] = {
     "sinh": _sinh,
     "cosh": _cosh,
     "tanh": _tanh,
-    "sin": _about_i(_sinh),
+    "sin": partial(_about_i, _sinh),
     "cos": lambda z: _cosh(imaginary(z)),
-    "tan": _about_i(_tanh),
-    "asinh": _in_double(_about_i(_asin)),
-    "acosh": _in_double(_acosh),
-    "atanh": _in_double(_atanh),
-    "asin": _in_double(_asin),
+    "tan": partial(_about_i, _tanh),
+    "asinh": partial(_in_double, partial(_about_i, _asin)),
+    "acosh": partial(_in_double, _acosh),
+    "atanh": partial(_in_double, _atanh),
+    "asin": partial(_in_double, _asin),
     "acos": _rounded_acos,
-    "atan": _in_double(_about_i(_atanh)),
+    "atan": partial(_in_double, partial(_about_i, _atanh)),
     "sinc": _sinc,
 }
-
-
-def any_nan(z: Complex) -> UOp:
-    return is_nan(z.re) | is_nan(z.im)

@@ -1,7 +1,9 @@
 """Operators on complex tensors: what is linear takes the parts one by one, the rest is written."""
 
 import math
+import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch_tiny import scalar_types as types
@@ -19,7 +21,7 @@ from torch_tiny.lower.complex_parts import by_parts, dtype_of_parts, picked_part
 from torch_tiny.lower.complex_value import PARTS, Complex, as_complex, part_dtype, promoted
 from torch_tiny.lower.promote import Lifted, NoLowering, Operand, as_uop, cast
 from torch_tiny.lower.rule import Function, Results, Table
-from torch_tiny.lower.shapes import DTYPES, broadcast, cut, full, pad, total, wrap_dims
+from torch_tiny.lower.shapes import DTYPES, broadcast, cut, full, kept_shape, pad, total, wrap_dims
 from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import int_shape
 
@@ -29,8 +31,7 @@ Given = Operand | Complex
 # --- elementwise ---
 
 
-def _function(name: str) -> Function:
-    function = COMPLEX_FUNCTIONS[name]
+def _function(function: Callable[[Complex], Complex]) -> Function:
     return lambda z: _rounded(function(*promoted(z)), z)
 
 
@@ -43,16 +44,12 @@ def _binary(function: Callable[[Complex, Complex], Complex]) -> Function:
     return lambda a, b: _rounded(function(*promoted(a, b)), a, b)
 
 
-def _scaled(function: Callable[[Complex, Complex], Complex]) -> Function:
-    def rule(a: Given, b: Given, alpha: Given) -> Complex:
-        # PyTorch multiplies by an alpha of 1 as well: an infinite y has a NaN beside it then.
-        x, y, factor = promoted(a, b, _as_number(alpha))
-        return _rounded(function(x, factor * y), a, b)
-
-    return rule
-
-
-_SUBTRACT = _scaled(lambda a, b: a - b)
+def _scaled(
+    function: Callable[[Complex, Complex], Complex], a: Given, b: Given, alpha: Given
+) -> Complex:
+    # PyTorch multiplies by an alpha of 1 as well: an infinite y has a NaN beside it then.
+    x, y, factor = promoted(a, b, _as_number(alpha))
+    return _rounded(function(x, factor * y), a, b)
 
 
 def _as_number(x: Given) -> Given:
@@ -78,10 +75,8 @@ def _equal(a: Given, b: Given) -> UOp:
     return x.re.eq(y.re) & x.im.eq(y.im)
 
 
-def _truth(x: Operand | Complex) -> UOp:
-    if isinstance(x, Complex):
-        return is_zero(x).logical_not()
-    return as_uop(x, dtypes.bool)
+def _truth(x: Given) -> UOp:
+    return is_zero(x).logical_not() if isinstance(x, Complex) else as_uop(x, dtypes.bool)
 
 
 def _abs(z: Complex) -> UOp:
@@ -93,18 +88,12 @@ def _where(condition: UOp, yes: Given, no: Given) -> Complex:
     return choose(cast(condition, dtypes.bool), as_complex(yes, part), as_complex(no, part))
 
 
-def _masked_fill(x: Complex, mask: UOp, value: Given) -> Complex:
-    return choose(mask, as_complex(value, x.re.dtype), x)
-
-
-def _addcmul(x: Given, a: Given, b: Given, value: Given) -> Complex:
+def _with_term(
+    function: Callable[[Complex, Complex], Complex], x: Given, a: Given, b: Given, value: Given
+) -> Complex:
+    """x + value*a*b and the like."""
     p, q, r, factor = promoted(x, a, b, _as_number(value))
-    return _rounded(p + factor * q * r, x, a, b)
-
-
-def _addcdiv(x: Given, a: Given, b: Given, value: Given) -> Complex:
-    p, q, r, factor = promoted(x, a, b, _as_number(value))
-    return _rounded(p + factor * q / r, x, a, b)
+    return _rounded(p + function(factor * q, r), x, a, b)
 
 
 def _lerp(start: Given, end: Given, weight: Given) -> Complex:
@@ -135,18 +124,17 @@ def _to_copy(x: UOp | Complex, dtype: types.dtype | None, *_: Any) -> UOp | Comp
     return _real(x, DTYPES[dtype])
 
 
-def _real(x: UOp | Complex, dtype: DType) -> UOp:
+def _real(x: Given, dtype: DType) -> UOp:
     """What is left of it in a type that is not complex: whether it is 0, or its real part."""
     if not isinstance(x, Complex):
-        return cast(x, dtype)
+        return as_uop(x, dtype)
     return x.re.ne(0) | x.im.ne(0) if dtype == dtypes.bool else cast(x.re, dtype)
 
 
 def _copy(x: UOp | Complex, source: Given) -> UOp | Complex:
     if isinstance(x, Complex):
         return as_complex(source, x.re.dtype).expand(x.shape)
-    given = source if isinstance(source, Complex) else as_uop(source, x.dtype)
-    return _real(given, x.dtype).expand(x.shape)
+    return _real(source, x.dtype).expand(x.shape)
 
 
 def _created(name: str, *values: int) -> Function:
@@ -170,41 +158,32 @@ def _as_complex_view(x: UOp) -> Complex:
     return Complex(cut(x, last, 0, 1).squeeze(last), cut(x, last, 1, 2).squeeze(last))
 
 
-def _joined(join: Callable[[Sequence[UOp], int], UOp]) -> Function:
-    def apply(tensors: Sequence[UOp | Complex], dim: int = 0) -> Complex:
-        part = part_dtype(*tensors)
-        whole = [as_complex(t, part) for t in tensors]
-        return Complex(join([t.re for t in whole], dim), join([t.im for t in whole], dim))
-
-    return apply
+def _joined(
+    join: Callable[[Sequence[UOp], int], UOp], tensors: Sequence[UOp | Complex], dim: int = 0
+) -> Complex:
+    part = part_dtype(*tensors)
+    whole = [as_complex(t, part) for t in tensors]
+    return Complex(join([t.re for t in whole], dim), join([t.im for t in whole], dim))
 
 
 # --- products and reductions ---
 
 
-def _product(rule: Function) -> Function:
+def _product(rule: Function, a: Complex, b: Complex) -> Complex:
     """What is linear in both arguments."""
-
-    def apply(a: Complex, b: Complex) -> Complex:
-        part = part_dtype(a, b)
-        x, y = as_complex(a, part), as_complex(b, part)
-        return Complex(rule(x.re, y.re) - rule(x.im, y.im), rule(x.re, y.im) + rule(x.im, y.re))
-
-    return apply
+    part = part_dtype(a, b)
+    x, y = as_complex(a, part), as_complex(b, part)
+    return Complex(rule(x.re, y.re) - rule(x.im, y.im), rule(x.re, y.im) + rule(x.im, y.re))
 
 
-def _added(rule: Function) -> Function:
+def _added(rule: Function, x: Given, a: Complex, b: Complex, beta: Given, alpha: Given) -> Complex:
     """beta*x + alpha*product; a beta of 0 ignores x, NaN and all."""
-
-    def apply(x: Given, a: Complex, b: Complex, beta: Given, alpha: Given) -> Complex:
-        found: Complex = _product(rule)(a, b)
-        scaled = found * as_complex(alpha, found.re.dtype)
-        if not isinstance(beta, Lifted | Complex) and beta == 0:
-            return scaled
-        part = found.re.dtype
-        return as_complex(x, part) * as_complex(beta, part) + scaled
-
-    return apply
+    found = _product(rule, a, b)
+    part = found.re.dtype
+    scaled = found * as_complex(alpha, part)
+    if not isinstance(beta, Lifted | Complex) and beta == 0:
+        return scaled
+    return as_complex(x, part) * as_complex(beta, part) + scaled
 
 
 def complex_product(
@@ -216,17 +195,17 @@ def complex_product(
     shape = int_shape(z.re)
     for dim in wrap_dims(dims, z.ndim):
         if z.shape[dim] == 0:
-            one = tuple(1 if d == dim else size for d, size in enumerate(z.shape))
+            one = kept_shape(z.shape, (dim,), True)
             z = Complex(full(one, 1, part), full(one, 0, part))
         while (n := z.shape[dim]) > 1:
             around = [(0, n % 2) if d == dim else (0, 0) for d in range(z.ndim)]
-            even = Complex(pad(z.re, around, 1.0), pad(z.im, around, 0.0))
-            half = (n + n % 2) // 2
-            z = even.each(lambda p, dim=dim, half=half: cut(p, dim, 0, half)) * even.each(  # type: ignore[misc]
-                lambda p, dim=dim, half=half: cut(p, dim, half, 2 * half)  # type: ignore[misc]
+            re, im, half = pad(z.re, around, 1.0), pad(z.im, around, 0.0), (n + n % 2) // 2
+            first, second = (
+                Complex(cut(re, dim, start, start + half), cut(im, dim, start, start + half))
+                for start in (0, half)
             )
-    over = wrap_dims(dims, z.ndim)
-    kept = tuple(1 if d in over else n for d, n in enumerate(shape) if keepdim or d not in over)
+            z = first * second
+    kept = kept_shape(shape, wrap_dims(dims, z.ndim), keepdim)
     return (z * Complex(full((), 1, part), full((), 0, part))).reshape(kept)
 
 
@@ -238,14 +217,12 @@ def _deviation(z: Complex, *how: Any) -> UOp:
     return call("sqrt", _variance(z, *how))
 
 
-def _with_mean(spread: Callable[..., UOp]) -> Function:
+def _with_mean(
+    spread: Callable[..., UOp], z: Complex, dims: Any, correction: Any, keepdim: bool
+) -> Results:
     """The variance or deviation, and the mean."""
-
-    def apply(z: Complex, dims: Any, correction: Any, keepdim: bool) -> Results:
-        middle = z.each(lambda part: reduce.mean(part, dims, keepdim))
-        return spread(z, dims, correction, keepdim), middle
-
-    return apply
+    middle = z.each(lambda part: reduce.mean(part, dims, keepdim))
+    return spread(z, dims, correction, keepdim), middle
 
 
 def _index_add(x: Complex, dim: int, at: UOp, source: Complex, alpha: Given) -> Any:
@@ -259,30 +236,30 @@ def _reduction(name: str, of: Callable[[Complex], UOp]) -> Function:
     return lambda z, *rest: rule(of(z), *picked_parts(rest, "re"))
 
 
-def _nansum(z: Complex, *how: Any) -> Any:
-    return by_parts(reduce.sums)(choose(any_nan(z), filled(z, 0.0), z), *how)
-
-
 TABLE: Table = {
     "complex": _complex,
     "polar": lambda size, angle: Complex(size * call("cos", angle), size * call("sin", angle)),
     "view_as_complex": _as_complex_view,
 }
 COLUMN: dict[str, Function] = {
-    "nansum": _nansum,
+    "nansum": lambda z, *how: by_parts(reduce.sums)(
+        choose(any_nan(z), filled(z, 0.0), z), *how
+    ),
     "nonzero_static": lambda z, *rest: masks.nonzero_static(_truth(z), *rest),
-    "cat": _joined(movement.concatenate),
-    "stack": _joined(movement.stack),
-    **{name: _function(name) for name in COMPLEX_FUNCTIONS},
+    "cat": partial(_joined, movement.concatenate),
+    "stack": partial(_joined, movement.stack),
+    **{name: _function(function) for name, function in COMPLEX_FUNCTIONS.items()},
     "abs": _abs,
     "angle": lambda z: cast(promoted(z)[0].angle(), z.re.dtype),
     "isinf": lambda z: absolute(z.re).eq(math.inf) | absolute(z.im).eq(math.inf),
     "isnan": any_nan,
     "nan_to_num": lambda z, *bounds: z.each(lambda part: elementwise.nan_to_num(part, *bounds)),
-    **dict.fromkeys(("add.Tensor", "add.Scalar"), _scaled(lambda a, b: a + b)),
-    **dict.fromkeys(("sub.Tensor", "sub.Scalar"), _SUBTRACT),
-    **dict.fromkeys(("rsub.Tensor", "rsub.Scalar"), lambda a, b, *alpha: _SUBTRACT(b, a, *alpha)),
-    **dict.fromkeys(("mul.Tensor", "mul.Scalar"), _binary(lambda a, b: a * b)),
+    **dict.fromkeys(("add.Tensor", "add.Scalar"), partial(_scaled, operator.add)),
+    **dict.fromkeys(("sub.Tensor", "sub.Scalar"), partial(_scaled, operator.sub)),
+    **dict.fromkeys(
+        ("rsub.Tensor", "rsub.Scalar"), lambda a, b, alpha: _scaled(operator.sub, b, a, alpha)
+    ),
+    **dict.fromkeys(("mul.Tensor", "mul.Scalar"), _binary(operator.mul)),
     **dict.fromkeys(("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode"), _divide),
     **dict.fromkeys(("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar"), _power),
     **dict.fromkeys(("eq.Tensor", "eq.Scalar"), _equal),
@@ -292,11 +269,14 @@ COLUMN: dict[str, Function] = {
     "logical_or": lambda a, b: _truth(a) | _truth(b),
     "logical_xor": lambda a, b: _truth(a) ^ _truth(b),
     **{f"where.{kind}": _where for kind in ("self", "ScalarOther", "ScalarSelf", "Scalar")},
-    **dict.fromkeys(("masked_fill.Scalar", "masked_fill.Tensor"), _masked_fill),
+    **dict.fromkeys(
+        ("masked_fill.Scalar", "masked_fill.Tensor"),
+        lambda x, mask, value: choose(mask, as_complex(value, x.re.dtype), x),
+    ),
     **dict.fromkeys(("fill.Scalar", "fill.Tensor"), _copy),
     "zero": lambda x: filled(x, 0.0),
-    "addcmul": _addcmul,
-    "addcdiv": _addcdiv,
+    "addcmul": partial(_with_term, operator.mul),
+    "addcdiv": partial(_with_term, operator.truediv),
     **dict.fromkeys(("lerp.Scalar", "lerp.Tensor"), _lerp),
     "tanh_backward": _slope(lambda y: filled(y, 1.0) - y * y),
     "sigmoid_backward": _slope(lambda y: (filled(y, 1.0) - y) * y),
@@ -317,20 +297,20 @@ COLUMN: dict[str, Function] = {
         ("full", 1), ("full_like", 1), ("new_full", 2), ("scalar_tensor", 0),
     )},
     "linspace": _created("linspace", 0, 1),
-    **dict.fromkeys(("mm", "bmm"), _product(matmul.rounded)),
-    "mv": _product(matmul.by_vector),
-    "dot": _product(matmul.dot),
-    "vdot": lambda a, b: _product(matmul.dot)(a.conj(), b),
-    **dict.fromkeys(("addmm", "baddbmm"), _added(matmul.rounded)),
-    "addbmm": _added(lambda a, b: total(matmul.matmul(a, b), (0,))),
-    "addmv": _added(matmul.by_vector),
-    "addr": _added(lambda a, b: a.unsqueeze(1) * b),
+    **dict.fromkeys(("mm", "bmm"), partial(_product, matmul.rounded)),
+    "mv": partial(_product, matmul.by_vector),
+    "dot": partial(_product, matmul.dot),
+    "vdot": lambda a, b: _product(matmul.dot, a.conj(), b),
+    **dict.fromkeys(("addmm", "baddbmm"), partial(_added, matmul.rounded)),
+    "addbmm": partial(_added, lambda a, b: total(matmul.matmul(a, b), (0,))),
+    "addmv": partial(_added, matmul.by_vector),
+    "addr": partial(_added, lambda a, b: a.unsqueeze(1) * b),
     "prod": lambda x, dtype: complex_product(x, None, False, dtype),
     "prod.dim_int": complex_product,
     **reduce.unbiased("var", _variance),
     **reduce.unbiased("std", _deviation),
-    "var_mean.correction": _with_mean(_variance),
-    "std_mean.correction": _with_mean(_deviation),
+    "var_mean.correction": partial(_with_mean, _variance),
+    "std_mean.correction": partial(_with_mean, _deviation),
     "index_add": _index_add,
     **{name: _reduction(name, _abs) for name in (
         "linalg_vector_norm", "norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype",

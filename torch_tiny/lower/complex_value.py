@@ -17,7 +17,7 @@ from torch_tiny.lower.promote import (
     math_dtype,
     result_dtype,
 )
-from torch_tiny.lower.shapes import arange, full_like
+from torch_tiny.lower.shapes import DTYPES, arange, full_like
 from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import ViewSpec, int_shape, read, write
 
@@ -26,11 +26,12 @@ PARTS = {
     types.complex64: types.float32,
     types.complex128: types.float64,
 }
-_OF_PARTS = {
-    dtypes.float16: types.complex32,
-    dtypes.float32: types.complex64,
-    dtypes.float64: types.complex128,
-}
+_OF_PARTS = {DTYPES[part]: whole for whole, part in PARTS.items()}
+
+
+def _of_both(movement: str) -> Callable[..., Complex]:
+    """The same of each part."""
+    return lambda z, *how: z.each(lambda x: getattr(x, movement)(*how))
 
 
 @dataclass(frozen=True)
@@ -58,26 +59,13 @@ class Complex:
         """The function of both parts; for what is linear with real coefficients."""
         return Complex(function(self.re), function(self.im))
 
-    def reshape(self, shape: tuple[int, ...]) -> Complex:
-        return self.each(lambda x: x.reshape(shape))
-
-    def expand(self, shape: tuple[int, ...]) -> Complex:
-        return self.each(lambda x: x.expand(shape))
-
-    def shrink(self, bounds: tuple[tuple[int, int] | None, ...]) -> Complex:
-        return self.each(lambda x: x.shrink(bounds))
-
-    def transpose(self, a: int, b: int) -> Complex:
-        return self.each(lambda x: x.transpose(a, b))
-
-    def squeeze(self, dim: int) -> Complex:
-        return self.each(lambda x: x.squeeze(dim))
-
-    def unsqueeze(self, dim: int) -> Complex:
-        return self.each(lambda x: x.unsqueeze(dim))
-
-    def contiguous(self) -> Complex:
-        return self.each(lambda x: x.contiguous())
+    reshape = _of_both("reshape")
+    expand = _of_both("expand")
+    shrink = _of_both("shrink")
+    transpose = _of_both("transpose")
+    squeeze = _of_both("squeeze")
+    unsqueeze = _of_both("unsqueeze")
+    contiguous = _of_both("contiguous")
 
     def conj(self) -> Complex:
         return Complex(self.re, -self.im)

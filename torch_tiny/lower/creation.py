@@ -34,16 +34,12 @@ def _counted(start: Number, step: Number, n: int, result: DType) -> UOp:
     """n numbers from `start` on."""
     floats = any(isinstance(v, float | Lifted) for v in (start, step))
     wide = dtypes.float64 if is_float(result) else dtypes.int64
-    if is_float(result) and not floats and n < 1 << 24 and _is_small(start, step, n):
-        wide = dtypes.float32
+    if is_float(result) and not floats and n < 1 << 24:
+        first, by = known(start, "start"), known(step, "step")
+        if max(abs(first), abs(first + by * n)) < 1 << 24:  # float32 has all of the numbers
+            wide = dtypes.float32
     values = arange(n).cast(wide) * as_uop(step, wide) + as_uop(start, wide)
     return cast(values, result)
-
-
-def _is_small(start: Number, step: Number, n: int) -> bool:
-    """Whether float32 has all of the numbers."""
-    first, by = known(start, "start"), known(step, "step")
-    return bool(max(abs(first), abs(first + by * n)) < 1 << 24)
 
 
 def linspace(start: Operand, end: Operand, steps: int, dtype: DType | None) -> UOp:
@@ -70,12 +66,12 @@ def _full(size: Sequence[int], value: Number, dtype: DType | None, *_: Any) -> U
     return full(size, value, to_dtype(dtype, result_dtype(value)))
 
 
-def _like(value: Number) -> Function:
-    return lambda x, dtype, *_: full(int_shape(x), value, to_dtype(dtype, x.dtype))
+def _full_like(x: UOp, value: Number, dtype: DType | None, *_: Any) -> UOp:
+    return full(int_shape(x), value, to_dtype(dtype, x.dtype))
 
 
-def _new(value: Number) -> Function:
-    return lambda x, size, dtype, *_: full(size, value, to_dtype(dtype, x.dtype))
+def _new_full(x: UOp, size: Sequence[int], value: Number, dtype: DType | None, *_: Any) -> UOp:
+    return full(size, value, to_dtype(dtype, x.dtype))
 
 
 def _eye(n: int, m: int, dtype: DType | None) -> UOp:
@@ -106,10 +102,10 @@ TABLE: dict[str, Function] = {
     **dict.fromkeys(("zeros", "_efficientzerotensor"), lambda size, *rest: _full(size, 0.0, *rest)),
     "ones": lambda size, *rest: _full(size, 1.0, *rest),
     "scalar_tensor": lambda value, dtype, *_: full((), value, to_dtype(dtype, default_dtype())),
-    "full_like": lambda x, value, dtype, *_: full(int_shape(x), value, to_dtype(dtype, x.dtype)),
-    "zeros_like": _like(0),
-    "ones_like": _like(1),
-    "new_full": lambda x, size, value, dtype, *_: full(size, value, to_dtype(dtype, x.dtype)),
-    "new_zeros": _new(0),
-    "new_ones": _new(1),
+    "full_like": _full_like,
+    "zeros_like": lambda x, *rest: _full_like(x, 0, *rest),
+    "ones_like": lambda x, *rest: _full_like(x, 1, *rest),
+    "new_full": _new_full,
+    "new_zeros": lambda x, size, *rest: _new_full(x, size, 0, *rest),
+    "new_ones": lambda x, size, *rest: _new_full(x, size, 1, *rest),
 }

@@ -18,7 +18,6 @@ from torch_tiny.lower.promote import Lifted, NoLowering
 from torch_tiny.lower.rule import Results
 from torch_tiny.lower.shapes import DTYPES, full
 from torch_tiny.uops import UOp
-from torch_tiny.views import int_shape
 
 Step = Callable[[str, Sequence[Any], Mapping[str, Any]], Results]
 
@@ -27,7 +26,7 @@ _THEIRS: dict[Any, torch.dtype] = {
     ours: getattr(torch, str(ours).removeprefix("torch.")) for ours in (*DTYPES, *PARTS)
 }
 _OURS = {theirs: ours for ours, theirs in _THEIRS.items()}
-_TORCH_DTYPES = {dtype: _THEIRS[ours] for ours, dtype in DTYPES.items()}
+_DTYPES: dict[Any, torch.dtype] = _THEIRS | {dtype: _THEIRS[o] for o, dtype in DTYPES.items()}
 
 
 def lower_by_tracing(
@@ -49,7 +48,7 @@ def lower_by_tracing(
     table = {o: rule for o, rule in _table().items() if _name(o) not in with_rules or o is op}
     try:
         with FakeTensorMode():
-            fakes = [torch.empty(_shape(x), dtype=_torch_dtype(x)) for x in tensors]
+            fakes = [torch.empty([*map(int, x.shape)], dtype=_DTYPES[x.dtype]) for x in tensors]
             # Decompositions write in place; the tables have functional operators only.
             pure = torch.func.functionalize(call, remove="mutations_and_views")
             graph = make_fx(pure, decomposition_table=table)(*fakes)
@@ -61,9 +60,9 @@ def lower_by_tracing(
 
 
 def _call(op: torch._ops.OpOverload, bound: Sequence[Any]) -> Any:
-    positional = [v for a, v in zip(op._schema.arguments, bound, strict=True) if not a.kwarg_only]
-    named = {a.name: v for a, v in zip(op._schema.arguments, bound, strict=True) if a.kwarg_only}
-    return op(*positional, **named)
+    given = list(zip(op._schema.arguments, bound, strict=True))
+    named = {a.name: v for a, v in given if a.kwarg_only}
+    return op(*(v for a, v in given if not a.kwarg_only), **named)
 
 
 def _interpret(
@@ -71,12 +70,8 @@ def _interpret(
 ) -> Results:
     values: dict[Node, Any] = {}
     inputs = iter(tensors)
-
-    def value(node: Node) -> Any:
-        return values[node]
-
     for node in graph.graph.nodes:
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value)
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
         if node.op == "placeholder":
             values[node] = next(inputs)
         elif node.op == "get_attr":
@@ -89,19 +84,10 @@ def _interpret(
             given = [_translated(arg, _OURS) for arg in args]
             named = {key: _translated(arg, _OURS) for key, arg in kwargs.items()}
             results = step(_name(node.target), given, named)
-            many = len(node.target._schema.returns) > 1 or "List" in str(
-                node.target._schema.returns[0].type
-            )
+            returns = node.target._schema.returns
+            many = len(returns) > 1 or "List" in str(returns[0].type)
             values[node] = results if many else results[0]
     raise NoLowering("its decomposition gives nothing")
-
-
-def _shape(x: UOp | Complex) -> tuple[int, ...]:
-    return x.shape if isinstance(x, Complex) else int_shape(x)
-
-
-def _torch_dtype(x: UOp | Complex) -> torch.dtype:
-    return _THEIRS[x.dtype] if isinstance(x, Complex) else _TORCH_DTYPES[x.dtype]
 
 
 def _constant(tensor: torch.Tensor) -> UOp:

@@ -1,7 +1,9 @@
 """Elementwise operators: one entry is the operator on values that are promoted already."""
 
 import math
+import operator
 from collections.abc import Callable
+from functools import partial
 
 from torch_tiny.lower.arithmetic import (
     absolute,
@@ -35,28 +37,25 @@ from torch_tiny.lower.promote import (
     elementwise,
     elementwise_float,
     is_float,
+    mapped,
     math_dtype,
     result_dtype,
 )
 from torch_tiny.lower.rule import Function, Table
 from torch_tiny.lower.shapes import broadcast, full_like, to_dtype
-from torch_tiny.uops import DType, UOp, call, dtypes
+from torch_tiny.uops import UOp, call, dtypes
 
 Unary = Callable[[UOp], UOp]
 Binary = Callable[[UOp, UOp], UOp]
 
 
-def _scaled(function: Binary) -> Function:
+def _scaled(function: Binary, a: Operand, b: Operand, alpha: Number) -> UOp:
     """a + alpha*b and the like."""
-
-    def rule(a: Operand, b: Operand, alpha: Number) -> UOp:
-        if alpha is True or (not isinstance(alpha, Lifted) and alpha == 1):
-            return elementwise(function, a, b, rounded=True)
-        dtype = result_dtype(a, b)
-        factor = cast(as_uop(alpha, dtype), math_dtype(dtype))
-        return elementwise(lambda x, y: function(x, mul(factor, y)), a, b, rounded=True)
-
-    return rule
+    if alpha is True or (not isinstance(alpha, Lifted) and alpha == 1):
+        return elementwise(function, a, b, rounded=True)
+    dtype = result_dtype(a, b)
+    factor = cast(as_uop(alpha, dtype), math_dtype(dtype))
+    return elementwise(lambda x, y: function(x, mul(factor, y)), a, b, rounded=True)
 
 
 def divide(a: Operand, b: Operand, rounding: str | None = None) -> UOp:
@@ -155,20 +154,14 @@ _LARGEST = {
 }
 
 
-def _float_test(test: Unary, of_int: bool) -> Function:
-    def rule(x: UOp) -> UOp:
-        if not is_float(x.dtype):
-            return full_like(x, of_int, dtypes.bool)
-        return test(x.cast(math_dtype(x.dtype)))
-
-    return rule
+def _float_test(test: Unary, x: UOp) -> UOp:
+    """What no integer is."""
+    if not is_float(x.dtype):
+        return full_like(x, False, dtypes.bool)
+    return test(x.cast(math_dtype(x.dtype)))
 
 
 # --- conversions ---
-
-
-def to_copy(x: UOp, dtype: DType | None) -> UOp:
-    return cast(x, to_dtype(dtype, x.dtype))
 
 
 def copy(x: UOp, source: Operand) -> UOp:
@@ -181,19 +174,13 @@ def where(condition: UOp, yes: Operand, no: Operand) -> UOp:
     return condition.where(as_uop(yes, dtype), as_uop(no, dtype))
 
 
-def lerp(start: UOp, end: UOp, weight: Operand) -> UOp:
-    # As PyTorch: from the nearer end, so that weight 1 gives `end` exactly.
-    def mixed(a: UOp, b: UOp, w: UOp) -> UOp:
-        return (absolute(w) < 0.5).where(a + w * (b - a), b - (b - a) * (1.0 - w))
-
-    return elementwise(mixed, start, end, weight)
+def _lerp(a: UOp, b: UOp, w: UOp) -> UOp:
+    """As PyTorch: from the nearer end, so that weight 1 gives `b` exactly."""
+    return (absolute(w) < 0.5).where(a + w * (b - a), b - (b - a) * (1.0 - w))
 
 
 def _xlogy(log_name: str) -> Binary:
-    def rule(x: UOp, y: UOp) -> UOp:
-        return is_nan(y).where(y, x.eq(0).where(full_like(x, 0), x * call(log_name, y)))
-
-    return rule
+    return lambda x, y: is_nan(y).where(y, x.eq(0).where(full_like(x, 0), x * call(log_name, y)))
 
 
 def _logit(x: UOp, eps: Number | None) -> UOp:
@@ -206,16 +193,8 @@ def _logit(x: UOp, eps: Number | None) -> UOp:
     return elementwise_float(rule, x)
 
 
-def _same_dtype(function: Unary) -> Function:
-    return lambda x: elementwise(function, x)
-
-
 def _float_unary(function: Unary) -> Function:
     return lambda x: elementwise_float(function, x)
-
-
-def _of_name(name: str) -> Function:
-    return _float_unary(lambda x: call(name, x))
 
 
 def _binary(function: Binary) -> Function:
@@ -253,7 +232,7 @@ _C_FUNCTIONS = """
 """
 
 TABLE: Table = {
-    **{name: _of_name(name) for name in _C_FUNCTIONS.split()},
+    **{name: _float_unary(partial(call, name)) for name in _C_FUNCTIONS.split()},
     "sigmoid": _float_unary(sigmoid),
     "rsqrt": _float_unary(lambda x: call("sqrt", x).reciprocal()),
     "reciprocal": _float_unary(lambda x: x.reciprocal()),
@@ -267,29 +246,29 @@ TABLE: Table = {
         )
     ),
     "special_ndtr": _float_unary(lambda x: call("erfc", x * -math.sqrt(0.5)) * 0.5),
-    "neg": _same_dtype(lambda x: -x),
+    "neg": mapped(lambda x: -x),
     "positive": lambda x: x,
     "conj_physical": lambda x: x,  # of real numbers; in place it is recorded for them too
-    "abs": _same_dtype(absolute),
-    **dict.fromkeys(("sign", "sgn"), _same_dtype(_sign)),
-    "square": _same_dtype(lambda x: x * x),
+    "abs": mapped(absolute),
+    **dict.fromkeys(("sign", "sgn"), mapped(_sign)),
+    "square": mapped(lambda x: x * x),
     "floor": _rounded("floor"),
     "ceil": _rounded("ceil"),
     "trunc": _rounded("trunc"),
     "round": _rounded("rint"),
     "round.decimals": _round_decimals,
-    "frac": _same_dtype(lambda x: x - call("trunc", x)),
+    "frac": mapped(lambda x: x - call("trunc", x)),
     "signbit": signbit,
-    "isnan": _float_test(is_nan, False),
-    "isinf": _float_test(lambda x: absolute(x).eq(math.inf), False),
-    "isposinf": _float_test(lambda x: x.eq(math.inf), False),
-    "isneginf": _float_test(lambda x: x.eq(-math.inf), False),
+    "isnan": partial(_float_test, is_nan),
+    "isinf": partial(_float_test, lambda x: absolute(x).eq(math.inf)),
+    "isposinf": partial(_float_test, lambda x: x.eq(math.inf)),
+    "isneginf": partial(_float_test, lambda x: x.eq(-math.inf)),
     "nan_to_num": nan_to_num,
     "logical_not": lambda x: cast(x, dtypes.bool).logical_not(),
     "bitwise_not": lambda x: ~x,
-    **_both("add", _scaled(add)),
-    **_both("sub", _scaled(lambda a, b: a - b)),
-    **_both("rsub", lambda a, b, alpha: _scaled(lambda x, y: x - y)(b, a, alpha)),
+    **_both("add", partial(_scaled, add)),
+    **_both("sub", partial(_scaled, operator.sub)),
+    **_both("rsub", lambda a, b, alpha: _scaled(operator.sub, b, a, alpha)),
     # A number stays as precise as it is in products and quotients.
     **_both("mul", lambda a, b: elementwise(mul, a, b)),
     **_both("div", divide),
@@ -334,16 +313,16 @@ TABLE: Table = {
     **dict.fromkeys(("clamp_min", "clamp_min.Tensor"), lambda x, low: clamp(x, low, None)),
     **dict.fromkeys(("clamp_max", "clamp_max.Tensor"), lambda x, high: clamp(x, None, high)),
     **dict.fromkeys(("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar"), where),
-    **_both("lerp", lerp),
+    **_both("lerp", lambda start, end, weight: elementwise(_lerp, start, end, weight)),
     "addcmul": lambda x, a, b, value: elementwise(
         lambda p, q, r: p + as_uop(value, p.dtype) * q * r, x, a, b
     ),
     "addcdiv": lambda x, a, b, value: elementwise(
         lambda p, q, r: p + as_uop(value, p.dtype) * q / r, x, a, b
     ),
-    "_to_copy": lambda x, dtype, *_: to_copy(x, dtype),
+    "_to_copy": lambda x, dtype, *_: cast(x, to_dtype(dtype, x.dtype)),
     "_conj": lambda x: x,
-    "_neg_view": _same_dtype(lambda x: -x),
+    "_neg_view": mapped(lambda x: -x),
     "copy": lambda x, source, _: copy(x, source),
     "_copy_from": lambda source, x, _: copy(x, source),
     **dict.fromkeys(("clone", "contiguous", "alias", "detach", "lift_fresh"), lambda x, *_: x),

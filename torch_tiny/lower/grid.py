@@ -1,7 +1,9 @@
 """Grid sampling: an output element is a weighted sum of the inputs near a place of its own."""
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +27,7 @@ class _Tap:
     at: UOp
     inside: UOp
     weight: UOp
-    slope: UOp | None
+    slope: UOp
 
 
 class _Sampler:
@@ -55,19 +57,12 @@ class _Sampler:
         return flat.unsqueeze(1).expand((self.n, self.channels, places)).cast(dtypes.int64)
 
     def inside(self, taps: Sequence[_Tap]) -> UOp:
-        result = taps[0].inside
-        for tap in taps[1:]:
-            result = result & tap.inside
-        return result
+        return functools.reduce(operator.and_, (tap.inside for tap in taps))
 
     def weight(self, taps: Sequence[_Tap], by: int | None = None) -> UOp:
         """The product of the weights, or its derivative by the place along one dimension."""
-        result: UOp | None = None
-        for dim, tap in enumerate(taps):
-            factor = tap.slope if dim == by else tap.weight
-            assert factor is not None
-            result = factor if result is None else result * factor
-        assert result is not None
+        factors = (tap.slope if dim == by else tap.weight for dim, tap in enumerate(taps))
+        result = functools.reduce(operator.mul, factors)
         return self.inside(taps).where(result, full((), 0, result.dtype))
 
     def _along(self, coordinate: UOp, size: int) -> list[_Tap]:
@@ -80,7 +75,7 @@ class _Sampler:
         low = call("rint" if mode == _NEAREST else "floor", place)
         rest = place - low
         if mode == _NEAREST:
-            return [_tap(low, full_like(place, 1.0), None, size)]
+            return [_tap(low, full_like(place, 1.0), full_like(place, 0.0), size)]
         if mode == _LINEAR:
             return [
                 _tap(low, 1.0 - rest, -factor, size),
@@ -94,7 +89,7 @@ class _Sampler:
         return taps
 
 
-def _tap(at: UOp, weight: UOp, slope: UOp | None, size: int) -> _Tap:
+def _tap(at: UOp, weight: UOp, slope: UOp, size: int) -> _Tap:
     inside = less_equal(full_like(at, 0.0), at) & (at < float(size))
     safe = inside.where(at, full_like(at, 0.0)).cast(dtypes.int32)
     return _Tap(safe, inside, weight, slope)
@@ -136,11 +131,11 @@ def _cubic(x: UOp) -> tuple[UOp, UOp]:
 def _sample(x: UOp, grid: UOp, mode: int, padding: int, corners: bool) -> UOp:
     sampler = _Sampler(x, grid, mode, padding, corners)
     flat = to_math(x).reshape((sampler.n, sampler.channels, -1))
-    result: UOp | None = None
-    for taps in sampler.combinations():
-        value = gather(flat, 2, sampler.index(taps)) * sampler.weight(taps).unsqueeze(1)
-        result = value if result is None else result + value
-    assert result is not None
+    values = (
+        gather(flat, 2, sampler.index(taps)) * sampler.weight(taps).unsqueeze(1)
+        for taps in sampler.combinations()
+    )
+    result = functools.reduce(operator.add, values)
     return cast(result, x.dtype).reshape((sampler.n, sampler.channels, *sampler.out))
 
 

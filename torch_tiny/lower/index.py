@@ -81,7 +81,7 @@ def index_put(x: UOp, indices: Sequence[UOp | None], values: UOp, accumulate: bo
         (*range(first, first + lead), *range(first), *range(first + lead, len(shown)))
     ).reshape((-1, *rest))
     flat = flat.reshape((-1,))
-    changed = _accumulated(moved, flat, values) if accumulate else _stored(moved, flat, values)
+    changed = (_with_added if accumulate else _stored)(moved, flat, values)
     back = [d for d in range(x.ndim) if d not in order]
     sizes = int_shape(x)
     unmoved = changed.reshape((*(sizes[d] for d in back), *rest))
@@ -131,13 +131,10 @@ def _put_mask(x: UOp, mask: UOp, values: UOp, accumulate: bool) -> UOp:
     return flat.reshape((-1, *(1,) * len(rest))).where(new, own).reshape(int_shape(x))
 
 
-def _accumulated(x: UOp, index: UOp, values: UOp) -> UOp:
-    return _with_added(x, 0, index, values.cast(math_dtype(x.dtype)))
-
-
-def _with_added(x: UOp, dim: int, index: UOp, values: UOp) -> UOp:
+def _with_added(x: UOp, index: UOp, values: UOp, dim: int = 0) -> UOp:
     """x and the values at their index; what nothing is added to stays as it is."""
-    own, n = x.cast(values.dtype), int_shape(x)[dim]
+    values, n = values.cast(math_dtype(x.dtype)), int_shape(x)[dim]
+    own = x.cast(values.dtype)
     both = add(own, place(values, dim, index, n))
     if is_float(x.dtype):
         both = place(_changes(values).cast(dtypes.int32), dim, index, n).ne(0).where(both, own)
@@ -258,7 +255,7 @@ def index_add(x: UOp, dim: int, index: UOp, source: UOp, alpha: Number) -> UOp:
     wide = math_dtype(x.dtype)
     values = _as_1d(source).cast(wide)
     values = values & as_uop(alpha, wide) if wide == dtypes.bool else values * as_uop(alpha, wide)
-    return _with_added(x1, dim, index.reshape((-1,)), values).reshape(int_shape(x))
+    return _with_added(x1, index.reshape((-1,)), values, dim).reshape(int_shape(x))
 
 
 def _index_reduce(
@@ -299,7 +296,7 @@ def _index_select(x: UOp, dim: int, index: UOp) -> UOp:
 def _put(x: UOp, index: UOp, source: UOp, accumulate: bool) -> UOp:
     flat, values = x.reshape((-1,)), source.reshape((-1,))
     index = _not_negative(index.reshape((-1,)), int_shape(flat)[0])
-    changed = _accumulated(flat, index, values) if accumulate else _stored(flat, index, values)
+    changed = (_with_added if accumulate else _stored)(flat, index, values)
     return changed.reshape(int_shape(x))
 
 

@@ -1,6 +1,7 @@
 """Matrix products and convolutions, for devices where everything has to be lowered."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 
 from torch_tiny.lower.promote import HALVES, Lifted, Number, as_uop, cast
 from torch_tiny.lower.reduce import amax
@@ -28,31 +29,22 @@ def by_vector(a: UOp, v: UOp) -> UOp:
     return cast(total(to_math(a) * to_math(v), (1,)), a.dtype)
 
 
-def _added(x: UOp, product: UOp, beta: Number, alpha: Number, dtype_of: UOp) -> UOp:
-    """beta*x + alpha*product; a beta of 0 ignores x, NaN and all."""
-    scaled = product * as_uop(alpha, product.dtype)
-    if not isinstance(beta, Lifted) and beta == 0:
-        return cast(scaled, dtype_of.dtype)
-    return cast(to_math(x) * as_uop(beta, product.dtype) + scaled, dtype_of.dtype)
+def _plus(
+    product: Callable[[UOp, UOp], UOp], x: UOp, a: UOp, b: UOp, beta: Number, alpha: Number
+) -> UOp:
+    """beta*x + alpha*product(a, b); a beta of 0 ignores x, NaN and all."""
+    found = product(a, b)
+    scaled = found * as_uop(alpha, found.dtype)
+    if isinstance(beta, Lifted) or beta != 0:
+        scaled = to_math(x) * as_uop(beta, found.dtype) + scaled
+    return cast(scaled, a.dtype)
 
 
-def _addmm(x: UOp, a: UOp, b: UOp, beta: Number, alpha: Number) -> UOp:
-    return _added(x, matmul(a, b), beta, alpha, a)
-
-
-def _addbmm(x: UOp, a: UOp, b: UOp, beta: Number, alpha: Number) -> UOp:
+def _summed_products(a: UOp, b: UOp) -> UOp:
+    """Of all matrices of a batch: a product of matrices side by side."""
     batch, n, k = int_shape(a)
     wide = a.permute((1, 0, 2)).reshape((n, batch * k))
-    tall = b.reshape((batch * k, int_shape(b)[2]))
-    return _added(x, matmul(wide, tall), beta, alpha, a)
-
-
-def _addmv(x: UOp, a: UOp, v: UOp, beta: Number, alpha: Number) -> UOp:
-    return _added(x, total(to_math(a) * to_math(v), (1,)), beta, alpha, a)
-
-
-def _addr(x: UOp, a: UOp, b: UOp, beta: Number, alpha: Number) -> UOp:
-    return _added(x, to_math(a).unsqueeze(1) * to_math(b), beta, alpha, a)
+    return matmul(wide, b.reshape((batch * k, int_shape(b)[2])))
 
 
 def dot(a: UOp, b: UOp) -> UOp:
@@ -63,13 +55,11 @@ def _trilinear(
     a: UOp, b: UOp, c: UOp, expand1: Sequence[int], expand2: Sequence[int], expand3: Sequence[int],
     over: Sequence[int], _unroll: int,
 ) -> UOp:  # fmt: skip
-    factors = []
-    for x, dims in ((a, expand1), (b, expand2), (c, expand3)):
-        wide = to_math(x)
-        for d in dims:
-            wide = wide.unsqueeze(d)
-        factors.append(wide)
-    return cast(total(factors[0] * factors[1] * factors[2], tuple(over)), a.dtype)
+    first, second, third = (
+        reduce(lambda wide, dim: wide.unsqueeze(dim), dims, to_math(x))
+        for x, dims in ((a, expand1), (b, expand2), (c, expand3))
+    )
+    return cast(total(first * second * third, tuple(over)), a.dtype)
 
 
 # --- convolutions in any number of dimensions ---
@@ -87,8 +77,7 @@ def _correlate(x: UOp, weight: UOp, stride: Sequence[int], padding: Sequence[int
     out_channels, channels, *kernel = int_shape(weight)
     k = len(kernel)
     windows = _windows(x, tuple(kernel), stride, padding, dilation)
-    n, _, *rest = int_shape(windows)
-    grid = rest[:k]
+    n, _, *grid = int_shape(windows)[: 2 + k]
     grouped = windows.reshape((n, groups, 1, channels, *grid, *kernel))
     grouped = grouped.permute((0, 1, 2, *range(4, 4 + k), 3, *range(4 + k, 4 + 2 * k)))
     per_group = out_channels // groups
@@ -122,12 +111,10 @@ def _weight_gradient(x: UOp, g: UOp, weight: UOp, stride: Sequence[int], padding
     out_channels, channels, *kernel = int_shape(weight)
     k = len(kernel)
     windows = _windows(x, tuple(kernel), stride, padding, dilation)
-    n, _, *rest = int_shape(windows)
-    grid = int_shape(g)[2:]
+    n, grid = int_shape(windows)[0], int_shape(g)[2:]
     windows = windows.shrink(tuple((0, s) for s in (n, int_shape(x)[1], *grid, *kernel)))
     grouped = windows.reshape((n, groups, 1, channels, *grid, *kernel))
     slopes = to_math(g).reshape((n, groups, out_channels // groups, 1, *grid, *(1,) * k))
-    assert rest
     per_sample = subtotal(grouped * slopes, tuple(range(4, 4 + k)))
     return total(per_sample, (0,)).reshape(int_shape(weight))
 
@@ -182,10 +169,10 @@ _FUNCTIONS: dict[str, Function] = {
     **dict.fromkeys(("mm", "bmm"), rounded),
     "mv": by_vector,
     **dict.fromkeys(("dot", "vdot"), dot),
-    **dict.fromkeys(("addmm", "baddbmm"), _addmm),
-    "addbmm": _addbmm,
-    "addmv": _addmv,
-    "addr": _addr,
+    **dict.fromkeys(("addmm", "baddbmm"), partial(_plus, matmul)),
+    "addbmm": partial(_plus, _summed_products),
+    "addmv": partial(_plus, lambda a, v: total(to_math(a) * to_math(v), (1,))),
+    "addr": partial(_plus, lambda a, b: to_math(a).unsqueeze(1) * to_math(b)),
     "_trilinear": _trilinear,
     **dict.fromkeys(("convolution", "convolution_overrideable"), _convolution),
     "convolution_backward": _convolution_backward,

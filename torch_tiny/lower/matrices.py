@@ -61,6 +61,11 @@ def filled_like(a: V, shape: Sequence[int], value: int) -> V:
     return like(a, full(shape, value, real(a).dtype))
 
 
+def nothing(a: V) -> V:
+    """Where there is no matrix."""
+    return filled_like(a, (0,), 0)
+
+
 def either(mask: UOp, yes: V, no: V) -> V:
     return choose(mask, yes, no) if isinstance(yes, Complex) else mask.where(yes, no)
 
@@ -253,14 +258,10 @@ def sign_of(pivots: UOp, dtype: DType) -> UOp:
     return odd.where(full((), -1, dtype), full((), 1, dtype))
 
 
-def checked(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """For an operator whose last argument is check_errors, and whose last result is info."""
-
-    def apply(*args: Any) -> Any:
-        *given, check_errors = args
-        results = rule(*given)
-        if check_errors:
-            require(results[-1].eq(0))
-        return results
-
-    return apply
+def checked(rule: Callable[..., Any], *args: Any) -> Any:
+    """An operator whose last argument is check_errors, and whose last result is info."""
+    *given, check_errors = args
+    results = rule(*given)
+    if check_errors:
+        require(results[-1].eq(0))
+    return results

@@ -14,11 +14,12 @@ from torch_tiny.lower.arithmetic import (
 )
 from torch_tiny.lower.conditions import require
 from torch_tiny.lower.index import gather, take
-from torch_tiny.lower.promote import Number, as_uop, cast, elementwise, math_dtype
+from torch_tiny.lower.promote import Number, as_uop, cast, elementwise, known, math_dtype
 from torch_tiny.lower.reduce import amax, moments
 from torch_tiny.lower.rule import Function, Results, Rule, Table
 from torch_tiny.lower.shapes import (
     Shape,
+    arange,
     count,
     full,
     full_like,
@@ -67,10 +68,6 @@ def _safe_softmax(x: UOp, dim: int, dtype: DType | None) -> UOp:
 
 def _dim(x: UOp, dim: int) -> tuple[int, ...]:
     return (wrap_dim(dim, x.ndim),) if x.ndim else ()
-
-
-def _half_to_float(flag: bool) -> DType | None:
-    return dtypes.float32 if flag else None
 
 
 # --- norms: statistics over some dimensions, then a scale and a shift per channel ---
@@ -378,13 +375,54 @@ def _class_weight(weight: UOp | None, target: UOp, kept: UOp, dtype: DType) -> U
     return kept.where(chosen, zero)
 
 
-def _dropout_backward(grad: UOp, mask: UOp, scale: Number) -> UOp:
-    return elementwise(lambda g, s: mask.where(g * s, full_like(g, 0)), grad, scale)
+def _of_rows(slope: Callable[[UOp], UOp], grad: UOp, x: UOp, reduction: int) -> UOp:
+    """slope: of (samples, classes), of one sample too."""
+    rows = to_math(x).reshape((-1, int_shape(x)[-1] if x.ndim else 1))
+    n, classes = int_shape(rows)
+    g = to_math(grad).reshape((-1, 1)) * (1.0 / (classes * (n if reduction == 1 else 1)))
+    return cast(slope(rows) * g, x.dtype).reshape(int_shape(x))
+
+
+def _multi_margin(grad: UOp, x: UOp, target: UOp, p: Number, margin: Number, weight: UOp | None,
+                  reduction: int) -> UOp:  # fmt: skip
+    def slope(rows: UOp) -> UOp:
+        n, classes = int_shape(rows)
+        at = target.reshape((n, 1))
+        own = at.eq(arange(classes).cast(at.dtype))
+        z = as_uop(margin, rows.dtype) - gather(rows, 1, at) + rows
+        steep = full_like(z, 1.0) if known(p, "p") == 1 else z * 2.0
+        steep = ((z > 0) & own.logical_not()).where(steep, full((), 0, z.dtype))
+        if weight is not None:
+            steep = steep * to_math(take(weight, 0, target.reshape((-1,)))).unsqueeze(1)
+        return own.where(-total(steep, (1,), True), steep)
+
+    return _of_rows(slope, grad, x, reduction)
+
+
+def _multilabel_margin(grad: UOp, x: UOp, target: UOp, reduction: int, is_target: UOp) -> UOp:
+    def slope(rows: UOp) -> UOp:
+        n, classes = int_shape(rows)
+        labels = target.reshape((n, classes))
+        # The labels of a sample end at the first negative one.
+        ended = (labels < 0).cast(dtypes.int32)
+        before = arange(classes) <= arange(classes).unsqueeze(1)
+        counts = total(before.where(ended.unsqueeze(1), 0), (2,)).eq(0)
+        safe = counts.where(labels, full_like(labels, 0))
+        chosen = gather(rows, 1, safe)
+        others = is_target.reshape((n, 1, classes)).eq(0)
+        z = 1.0 - chosen.unsqueeze(2) + rows.unsqueeze(1)
+        hit = ((z > 0) & others & counts.unsqueeze(2)).cast(rows.dtype)
+        pushed = total(hit, (1,))
+        pulls = total(hit, (2,))
+        at = safe.unsqueeze(2).eq(arange(classes).cast(safe.dtype)) & counts.unsqueeze(2)
+        return pushed - total(at.where(pulls.unsqueeze(2), full((), 0, rows.dtype)), (1,))
+
+    return _of_rows(slope, grad, x, reduction)
 
 
 TABLE: Table = {
-    "_softmax": lambda x, dim, to_float: softmax(x, dim, _half_to_float(to_float)),
-    "_log_softmax": lambda x, dim, to_float: log_softmax(x, dim, _half_to_float(to_float)),
+    "_softmax": lambda x, dim, wide: softmax(x, dim, dtypes.float32 if wide else None),
+    "_log_softmax": lambda x, dim, wide: log_softmax(x, dim, dtypes.float32 if wide else None),
     "_softmax_backward_data": _softmax_backward,
     "_log_softmax_backward_data": _log_softmax_backward,
     "_safe_softmax": _safe_softmax,
@@ -419,5 +457,9 @@ TABLE: Table = {
     "binary_cross_entropy_with_logits": _bce_logits,
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _nll_forward),
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _nll_backward),
-    "native_dropout_backward": _dropout_backward,
+    "multi_margin_loss_backward": _multi_margin,
+    "multilabel_margin_loss_backward": _multilabel_margin,
+    "native_dropout_backward": lambda grad, mask, scale: elementwise(
+        lambda g, s: mask.where(g * s, full_like(g, 0)), grad, scale
+    ),
 }

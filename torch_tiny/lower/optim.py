@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from torch_tiny.lower.arithmetic import absolute, maximum
 from torch_tiny.lower.promote import Operand, as_uop, cast, known
-from torch_tiny.lower.rule import Function, Table
+from torch_tiny.lower.rule import Table
 from torch_tiny.lower.shapes import full, full_like, to_math
 from torch_tiny.uops import UOp, call, dtypes
 from torch_tiny.views import int_shape
@@ -13,47 +14,39 @@ from torch_tiny.views import int_shape
 Tensors = Sequence[UOp]
 
 
-def _adam(decoupled: bool) -> Function:
+def _adam(
+    params: Tensors, grads: Tensors, averages: Tensors, squares: Tensors, maxima: Tensors,
+    steps: Tensors, lr: Operand, beta1: Operand, beta2: Operand, decay: Operand, eps: Operand,
+    amsgrad: bool, maximize: bool, scale: UOp | None, found_inf: UOp | None, *, decoupled: bool,
+) -> tuple[UOp, ...]:  # fmt: skip
     """Adam (weight decay as a gradient) or AdamW (decoupled). Results: each list in order."""
-
-    def rule(
-        params: Tensors, grads: Tensors, averages: Tensors, squares: Tensors, maxima: Tensors,
-        steps: Tensors, lr: Operand, beta1: Operand, beta2: Operand, decay: Operand, eps: Operand,
-        amsgrad: bool, maximize: bool, scale: UOp | None, found_inf: UOp | None,
-    ) -> tuple[UOp, ...]:  # fmt: skip
-        new: list[list[UOp]] = [[], [], [], [], []]
-        for i, param in enumerate(params):
-            p, g = to_math(param), to_math(grads[i])
-            m, v = to_math(averages[i]), to_math(squares[i])
-            # Bias corrections are computed in double, as the kernel does, then used in float.
-            count = steps[i].cast(dtypes.float64).reshape(())
-            b1, b2, rate = (as_uop(x, dtypes.float64).reshape(()) for x in (beta1, beta2, lr))
-            if scale is not None:
-                g = g / scale.cast(g.dtype).reshape(())
-            unscaled = cast(g, grads[i].dtype)
-            g = -g if maximize else g
-            wd = as_uop(decay, p.dtype)
-            if not _is_zero(decay):
-                if decoupled:
-                    p = p - cast(rate, p.dtype) * wd * p
-                else:
-                    g = g + p * wd
-            w1, w2 = cast(1.0 - b1, p.dtype), cast(1.0 - b2, p.dtype)
-            m = m + w1 * (g - m)
-            v = v * cast(b2, p.dtype) + w2 * g * g
-            step_size = cast(rate / (1.0 - call("pow", b1, count)), p.dtype)
-            root = cast(call("sqrt", 1.0 - call("pow", b2, count)), p.dtype)
-            top = maximum(to_math(maxima[i]), v) if amsgrad else v
-            p = p - step_size * m / (call("sqrt", top) / root + as_uop(eps, p.dtype))
-            values = [p, unscaled, m, v, *([top] if amsgrad else [])]
-            old = [param, grads[i], averages[i], squares[i], *([maxima[i]] if amsgrad else [])]
-            for results, value, before in zip(new, values, old, strict=False):
-                results.append(_unless(found_inf, cast(value, before.dtype), before))
-        if not amsgrad:
-            new[4] = list(maxima)
-        return tuple(value for results in new for value in results)
-
-    return rule
+    new: list[list[UOp]] = [[], [], [], [], []]
+    for i, param in enumerate(params):
+        p, (unscaled, g) = to_math(param), _gradient(grads[i], scale, maximize)
+        m, v = to_math(averages[i]), to_math(squares[i])
+        # Bias corrections are computed in double, as the kernel does, then used in float.
+        count = steps[i].cast(dtypes.float64).reshape(())
+        b1, b2, rate = (as_uop(x, dtypes.float64).reshape(()) for x in (beta1, beta2, lr))
+        wd = as_uop(decay, p.dtype)
+        if not _is_zero(decay):
+            if decoupled:
+                p = p - cast(rate, p.dtype) * wd * p
+            else:
+                g = g + p * wd
+        w1, w2 = cast(1.0 - b1, p.dtype), cast(1.0 - b2, p.dtype)
+        m = m + w1 * (g - m)
+        v = v * cast(b2, p.dtype) + w2 * g * g
+        step_size = cast(rate / (1.0 - call("pow", b1, count)), p.dtype)
+        root = cast(call("sqrt", 1.0 - call("pow", b2, count)), p.dtype)
+        top = maximum(to_math(maxima[i]), v) if amsgrad else v
+        p = p - step_size * m / (call("sqrt", top) / root + as_uop(eps, p.dtype))
+        values = [p, unscaled, m, v, *([top] if amsgrad else [])]
+        old = [param, grads[i], averages[i], squares[i], *([maxima[i]] if amsgrad else [])]
+        for results, value, before in zip(new, values, old, strict=False):
+            results.append(_unless(found_inf, cast(value, before.dtype), before))
+    if not amsgrad:
+        new[4] = list(maxima)
+    return tuple(value for results in new for value in results)
 
 
 def _sgd(
@@ -63,11 +56,7 @@ def _sgd(
 ) -> tuple[UOp, ...]:  # fmt: skip
     new: list[list[UOp]] = [[], [], []]
     for i, param in enumerate(params):
-        p, g = to_math(param), to_math(grads[i])
-        if scale is not None:
-            g = g / scale.cast(g.dtype).reshape(())
-        unscaled = cast(g, grads[i].dtype)
-        g = -g if maximize else g
+        p, (unscaled, g) = to_math(param), _gradient(grads[i], scale, maximize)
         g = g if _is_zero(decay) else g + p * as_uop(decay, p.dtype)
         rate = as_uop(lr, p.dtype).reshape(())
         if buffers:
@@ -80,6 +69,13 @@ def _sgd(
         new[0].append(_unless(found_inf, cast(p - rate * g, param.dtype), param))
         new[1].append(_unless(found_inf, unscaled, grads[i]))
     return tuple(value for results in new for value in results)
+
+
+def _gradient(grad: UOp, scale: UOp | None, maximize: bool) -> tuple[UOp, UOp]:
+    """What is left of it as a tensor, and what to go along."""
+    g = to_math(grad)
+    g = g if scale is None else g / scale.cast(g.dtype).reshape(())
+    return cast(g, grad.dtype), -g if maximize else g
 
 
 def _unscale(grads: Tensors, found_inf: UOp, inverse_scale: UOp) -> tuple[UOp, ...]:
@@ -120,8 +116,8 @@ def _is_zero(number: Operand) -> bool:
 
 
 TABLE: Table = {
-    **dict.fromkeys(("_fused_adam", "_fused_adam.tensor_lr"), _adam(decoupled=False)),
-    **dict.fromkeys(("_fused_adamw", "_fused_adamw.tensor_lr"), _adam(decoupled=True)),
+    **dict.fromkeys(("_fused_adam", "_fused_adam.tensor_lr"), partial(_adam, decoupled=False)),
+    **dict.fromkeys(("_fused_adamw", "_fused_adamw.tensor_lr"), partial(_adam, decoupled=True)),
     "_amp_foreach_non_finite_check_and_unscale_": _unscale,
     "_amp_update_scale_": _update_scale,
     **dict.fromkeys(("_fused_sgd", "_fused_sgd.tensor_lr"), _sgd),

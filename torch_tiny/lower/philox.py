@@ -8,9 +8,10 @@ import math
 import struct
 from collections.abc import Sequence
 
+from torch_tiny.lower.arithmetic import polynomial
 from torch_tiny.lower.promote import Lifted, NoLowering
 from torch_tiny.lower.shapes import arange, full
-from torch_tiny.uops import DType, UOp, call, dtypes
+from torch_tiny.uops import DType, UOp, call, constant, dtypes
 from torch_tiny.views import int_shape
 
 Words = tuple[UOp, UOp, UOp, UOp]
@@ -24,7 +25,8 @@ _F32, _F64 = dtypes.float32, dtypes.float64
 
 def words(shape: tuple[int, ...], numbers: Sequence[Lifted]) -> Words:
     """The four words of each element: the key is the seed, the counter (element, offset)."""
-    seed, offset = (_halves(number.uop.cast(_U64)) for number in numbers)
+    wide = (number.uop.cast(_U64) for number in numbers)
+    seed, offset = ((_low(x), _high(x)) for x in wide)
     count = math.prod(shape)
     if count >= 1 << 31:
         raise NoLowering("more elements than an index has")
@@ -32,7 +34,7 @@ def words(shape: tuple[int, ...], numbers: Sequence[Lifted]) -> Words:
     zero = full(shape, 0, _U32)
     c: Words = (element, zero, offset[0].expand(shape), offset[1].expand(shape))
     for i in range(10):
-        first, second = (c[2 * k].cast(_U64) * UOp.const(_MULTIPLIERS[k], _U64) for k in (0, 1))
+        first, second = (c[2 * k].cast(_U64) * constant(_MULTIPLIERS[k], _U64) for k in (0, 1))
         keys = [_key(seed[k], i * _WEYL[k]).expand(shape) for k in (0, 1)]
         c = (
             _high(second) ^ c[1] ^ keys[0],
@@ -45,16 +47,11 @@ def words(shape: tuple[int, ...], numbers: Sequence[Lifted]) -> Words:
 
 def _key(half: UOp, added: int) -> UOp:
     # In 64 bits, where nothing wraps around: tinygrad's algebra takes integers for numbers.
-    return _low(half.cast(_U64) + UOp.const(added & _LOW, _U64))
-
-
-def _halves(x: UOp) -> tuple[UOp, UOp]:
-    return _low(x), _high(x)
+    return _low(half.cast(_U64) + constant(added & _LOW, _U64))
 
 
 def _low(x: UOp) -> UOp:
-    result: UOp = (x & UOp.const(_LOW, _U64)).cast(_U32)
-    return result
+    return (x & constant(_LOW, _U64)).cast(_U32)
 
 
 def _high(x: UOp) -> UOp:
@@ -69,11 +66,6 @@ def _product(a: UOp, b: UOp) -> UOp:
     return a.cast(_U64) * b.cast(_U64)
 
 
-def _number(x: int, dtype: DType) -> UOp:
-    result: UOp = UOp.const(x, dtype)
-    return result
-
-
 # --- uniform ---
 
 
@@ -82,14 +74,12 @@ def uniform(w: Words, dtype: DType) -> UOp:
     if dtype == _F64:
         return _uniform_double(w[0], w[1])
     bits = {dtypes.float16: 11, dtypes.bfloat16: 8}.get(dtype, 24)
-    result: UOp = (w[0] >> (32 - bits)).cast(dtypes.int32).cast(_F32) * UOp.const(2.0**-bits, _F32)
-    return result
+    return (w[0] >> (32 - bits)).cast(dtypes.int32).cast(_F32) * constant(2.0**-bits, _F32)
 
 
 def _uniform_double(high: UOp, low: UOp, added: int = 0) -> UOp:
     whole = (_wide(high, low) >> 11).cast(_I64)
-    result: UOp = (whole + _number(added, _I64)).cast(_F64) * UOp.const(2.0**-53, _F64)
-    return result
+    return (whole + constant(added, _I64)).cast(_F64) * constant(2.0**-53, _F64)
 
 
 def below(range_: int, w: Words) -> UOp:
@@ -98,13 +88,13 @@ def below(range_: int, w: Words) -> UOp:
         return _wide(w[0], w[1])
     if range_ > 1 << 32:
         return _high_product(w[0], w[1], range_)
-    factor = _number(range_, _U64)
+    factor = constant(range_, _U64)
     return (w[0].cast(_U64) * factor + ((w[1].cast(_U64) * factor) >> 32)) >> 32
 
 
 def _high_product(high: UOp, low: UOp, factor: int) -> UOp:
     """The upper 64 bits of a product with a number of 64 bits."""
-    upper, lower = _number(factor >> 32, _U32), _number(factor & _LOW, _U32)
+    upper, lower = constant(factor >> 32, _U32), constant(factor & _LOW, _U32)
     cross = _product(low, upper) + (_product(low, lower) >> 32)
     middle = _product(high, lower) + _low(cross).cast(_U64)
     return _product(high, upper) + (cross >> 32) + (middle >> 32)
@@ -121,27 +111,20 @@ _SINE = (3373259426, 1387197332, 171138563, 10053783, 344144, 7370)
 
 def _negative_log2(word: UOp) -> tuple[UOp, UOp]:
     """-log2(word / 2^32): an integer, and 30 bits after the point; 0 counts as 1."""
-    word = word.eq(0).where(_number(1, _U32), word)
+    word = word.eq(0).where(constant(1, _U32), word)
     zeros = full(int_shape(word), 0, _U32)
     for step in (16, 8, 4, 2, 1):
-        small = word < _number(1 << (32 - step), _U32)
+        small = word < constant(1 << (32 - step), _U32)
         # Only bits that are 0 leave at the top; in 64 bits they would not leave at all.
         word = small.where(_low(word.cast(_U64) << step), word)
-        zeros = small.where(zeros + _number(step, _U32), zeros)
-    x = (word.cast(_I64) - _number(0xC0000000, _I64)) * 2
+        zeros = small.where(zeros + constant(step, _U32), zeros)
+    x = (word.cast(_I64) - constant(0xC0000000, _I64)) * 2
     total = full(int_shape(word), _LOG[-1], _I64)
     for coefficient in _LOG[-2::-1]:
-        total = ((x * total) >> 31) + _number(coefficient, _I64)
-    total = (total < 0).where(_number(0, _I64), total)
-    most = _number((1 << 30) - 1, _I64)
+        total = ((x * total) >> 31) + constant(coefficient, _I64)
+    total = (total < 0).where(constant(0, _I64), total)
+    most = constant((1 << 30) - 1, _I64)
     return zeros, (total > most).where(most, total).cast(_U32)
-
-
-def _negative_log2_float(word: UOp) -> UOp:
-    whole, part = _negative_log2(word)
-    odd = (part * 2 + 1).cast(_F32) * UOp.const(2.0**-31, _F32)
-    result: UOp = whole.cast(_F32) + odd
-    return result
 
 
 def _sine_over(y: UOp) -> UOp:
@@ -150,19 +133,19 @@ def _sine_over(y: UOp) -> UOp:
     total = full(int_shape(y), _SINE[-1], _U32)
     for coefficient in _SINE[-2::-1]:
         # It never gets below 0.
-        total = _number(coefficient, _U32) - _high(_product(square, total))
+        total = constant(coefficient, _U32) - _high(_product(square, total))
     return total
 
 
 def _root(n: UOp) -> UOp:
     """The largest integer whose square is at most n < 2^48, whatever sqrt's last bits are."""
-    near = (n >> 24).cast(_U32).cast(_F32) * UOp.const(2.0**24, _F32)
-    near = near + (n & _number(0xFFFFFF, _U64)).cast(_U32).cast(_F32)
+    near = (n >> 24).cast(_U32).cast(_F32) * constant(2.0**24, _F32)
+    near = near + (n & constant(0xFFFFFF, _U64)).cast(_U32).cast(_F32)
     guess = call("sqrt", near).cast(dtypes.int32).cast(_I64)
-    eight = _number(8, _I64)
+    eight = constant(8, _I64)
     found = ((guess < eight).where(eight, guess) - eight).cast(_U64)
     for step in (8, 4, 2, 1):
-        larger = found + _number(step, _U64)
+        larger = found + constant(step, _U64)
         found = (larger * larger <= n).where(larger, found)
     return found
 
@@ -175,28 +158,29 @@ def normal(w: Words, dtype: DType) -> UOp:
         return _normal_double(w)
     whole, part = _negative_log2(w[0])
     log = (whole.cast(_U64) << 27) + (part >> 3).cast(_U64)
-    length = _root((log * _number(2977044472, _U64)) >> 16)  # 2 ln(2) 2^31
+    length = _root((log * constant(2977044472, _U64)) >> 16)  # 2 ln(2) 2^31
     quarter, within = w[2] >> 30, _low(w[2].cast(_U64) << 2)
-    y = (quarter & 1).ne(0).where(within ^ _number(_LOW, _U32), within)
+    y = (quarter & 1).ne(0).where(within ^ constant(_LOW, _U32), within)
     sine = _high(_product(y, _sine_over(y))).cast(_U64)
-    size = ((length * sine) >> 31).cast(dtypes.int32).cast(_F32) * UOp.const(2.0**-21, _F32)
+    size = ((length * sine) >> 31).cast(dtypes.int32).cast(_F32) * constant(2.0**-21, _F32)
     return (quarter & 2).ne(0).where(call("neg", size), size)
 
 
 def exponential(w: Words, dtype: DType) -> UOp:
     if dtype == _F64:
         return negative_log(_uniform_double(w[0], w[1], 1))
-    result: UOp = _negative_log2_float(w[0]) * UOp.const(float32(0.693147182), _F32)
-    return result
+    whole, part = _negative_log2(w[0])
+    odd = (part * 2 + 1).cast(_F32) * constant(2.0**-31, _F32)
+    return (whole.cast(_F32) + odd) * constant(float32(0.693147182), _F32)
 
 
 def cauchy(w: Words, dtype: DType) -> UOp:
     if dtype == _F64:
         y = _uniform_double(_low(w[0].cast(_U64) << 1), w[1])
-        tangent = _sine_double(y) / _sine_double(UOp.const(1.0, _F64) - y)
+        tangent = _sine_double(y) / _sine_double(constant(1.0, _F64) - y)
     else:
         first = _low(w[0].cast(_U64) << 1)
-        rest = first ^ _number(_LOW, _U32)
+        rest = first ^ constant(_LOW, _U32)
         sine, cosine = (x.cast(_F32) * _sine_over(x).cast(_F32) for x in (first, rest))
         tangent = sine / cosine
     return (w[0] >> 31).ne(0).where(call("neg", tangent), tangent)
@@ -214,34 +198,27 @@ _SINE_DOUBLE = (
 def negative_log(x: UOp) -> UOp:
     """-log(x) for 0 < x <= 1 that is not subnormal."""
     bits = x.bitcast(_I64)
-    fraction = ((bits & _number((1 << 52) - 1, _I64)) | _number(1022 << 52, _I64)).bitcast(_F64)
-    small = fraction < UOp.const(0.70710678118654752, _F64)
-    f = small.where(fraction * UOp.const(2.0, _F64), fraction)
-    power = ((bits >> 52) - _number(1022, _I64) - small.cast(_I64)).cast(_F64)
-    one = UOp.const(1.0, _F64)
+    fraction = ((bits & constant((1 << 52) - 1, _I64)) | constant(1022 << 52, _I64)).bitcast(_F64)
+    small = fraction < constant(0.70710678118654752, _F64)
+    f = small.where(fraction * constant(2.0, _F64), fraction)
+    power = ((bits >> 52) - constant(1022, _I64) - small.cast(_I64)).cast(_F64)
+    one = constant(1.0, _F64)
     s = call("sub", f, one) / (f + one)
-    square = s * s
-    total = full(int_shape(x), 1.0 / 25, _F64)
-    for k in range(23, 0, -2):
-        total = total * square + UOp.const(1.0 / k, _F64)
-    log = power * UOp.const(0.69314718055994531, _F64) + (s * UOp.const(2.0, _F64)) * total
+    total = polynomial(s * s, [1.0 / k for k in range(1, 27, 2)])
+    log = power * constant(0.69314718055994531, _F64) + (s * constant(2.0, _F64)) * total
     return call("neg", log)
 
 
 def _sine_double(y: UOp) -> UOp:
-    square = y * y
-    total = full(int_shape(y), _SINE_DOUBLE[-1], _F64)
-    for coefficient in _SINE_DOUBLE[-2::-1]:
-        total = total * square + UOp.const(coefficient, _F64)
-    return y * total
+    return y * polynomial(y * y, _SINE_DOUBLE)
 
 
 def _normal_double(w: Words) -> UOp:
     log = negative_log(_uniform_double(w[0], w[1], 1))
-    length = call("sqrt", UOp.const(2.0, _F64) * log)
+    length = call("sqrt", constant(2.0, _F64) * log)
     quarter = w[2] >> 30
     within = _uniform_double(_low(w[2].cast(_U64) << 2), w[3])
-    turned = (quarter & 1).ne(0).where(call("sub", UOp.const(1.0, _F64), within), within)
+    turned = (quarter & 1).ne(0).where(call("sub", constant(1.0, _F64), within), within)
     size = length * _sine_double(turned)
     return (quarter & 2).ne(0).where(call("neg", size), size)
 
@@ -251,17 +228,13 @@ def _normal_double(w: Words) -> UOp:
 _EXP_FLOAT = (
     1.98412698e-4, 1.38888889e-3, 8.33333377e-3, 4.16666679e-2, 1.66666672e-1, 0.5,
 )  # fmt: skip
-_EXP_DOUBLE = (
-    87178291200.0, 6227020800.0, 479001600.0, 39916800.0, 3628800.0, 362880.0, 40320.0, 5040.0,
-    720.0, 120.0, 24.0, 6.0, 2.0,
-)  # fmt: skip
 
 
 def exact_exp(x: UOp) -> UOp:
     if x.dtype == _F64:
         bounds, log2 = (-745.0, 710.0), 1.4426950408889634
         ln2 = (0.693147180369123816490, 1.90821492927058770002e-10)
-        terms = [1.0 / k for k in _EXP_DOUBLE]
+        terms = [1.0 / math.factorial(k) for k in range(14, 1, -1)]
         bits, bias, shift = _I64, 1023, 52
     else:
         bounds, log2 = (-103.0, 89.0), float32(1.44269504)
@@ -270,8 +243,7 @@ def exact_exp(x: UOp) -> UOp:
         bits, bias, shift = dtypes.int32, 127, 23
 
     def real(value: float) -> UOp:
-        result: UOp = UOp.const(value, x.dtype)
-        return result
+        return constant(value, x.dtype)
 
     x = (x < real(bounds[0])).where(real(bounds[0]), x)
     x = (real(bounds[1]) < x).where(real(bounds[1]), x)
@@ -280,13 +252,11 @@ def exact_exp(x: UOp) -> UOp:
     power = below_zero.where(call("sub", scaled, real(0.5)), scaled + real(0.5)).cast(bits)
     n = power.cast(x.dtype)
     r = call("sub", call("sub", x, n * real(ln2[0])), n * real(ln2[1]))
-    total = full(int_shape(x), terms[0], x.dtype)
-    for term in terms[1:]:
-        total = total * r + real(term)
+    total = polynomial(r, terms[::-1])
     total = ((total * r) * r + r) + real(1.0)
     half = power >> 1
     first, second = (
-        ((k + _number(bias, bits)) << shift).bitcast(x.dtype) for k in (half, power - half)
+        ((k + constant(bias, bits)) << shift).bitcast(x.dtype) for k in (half, power - half)
     )
     return (total * first) * second
 

@@ -40,11 +40,8 @@ def _plain(first: Callable[[UOp], UOp], step: Recurrence, edge: Edge | None = No
 
 def _with_edge(result: UOp, x: UOp, degree: UOp, edge: Edge) -> UOp:
     on_edge = absolute(x).eq(1.0) & (degree >= 0)
-    return on_edge.where(edge(x, degree, _is_even(degree)), result)
-
-
-def _is_even(degree: UOp) -> UOp:
-    return call("fmod", degree, full_like(degree, 2.0)).eq(0)
+    is_even = call("fmod", degree, full_like(degree, 2.0)).eq(0)
+    return on_edge.where(edge(x, degree, is_even), result)
 
 
 def _chebyshev(first: Callable[[UOp], UOp], edge: Edge, wave: Callable[[UOp, UOp], UOp],
@@ -93,7 +90,7 @@ _CHEBYSHEV: dict[str, tuple[Callable[[UOp], UOp], Edge, Callable[[UOp, UOp], UOp
     ),
 }
 
-TABLE: dict[str, Function] = {
+_FUNCTIONS: dict[str, Function] = {
     "special_hermite_polynomial_h": _plain(
         lambda x: x * 2.0, lambda x, q, p, k: x * 2.0 * q - p * (2.0 * k)
     ),
@@ -113,10 +110,8 @@ TABLE: dict[str, Function] = {
         for kind, how in _CHEBYSHEV.items()
     },
 }
-TABLE.update(
-    {
-        f"{name}.{overload}": rule
-        for name, rule in list(TABLE.items())
-        for overload in ("x_scalar", "n_scalar")
-    }
-)
+TABLE: dict[str, Function] = {
+    f"{name}{overload}": rule
+    for name, rule in _FUNCTIONS.items()
+    for overload in ("", ".x_scalar", ".n_scalar")
+}

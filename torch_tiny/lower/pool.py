@@ -4,6 +4,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch_tiny.lower.arithmetic import absolute, is_nan, less_equal
 from torch_tiny.lower.index import place, take
@@ -163,9 +164,8 @@ def _bins(size: int, count: int) -> tuple[UOp, UOp]:
 
 
 def _adaptive_avg(x: UOp, sizes: Sequence[int]) -> UOp:
-    k, wide = len(sizes), to_math(x)
-    for i, n in enumerate(sizes):
-        dim = x.ndim - k + i
+    wide = to_math(x)
+    for dim, n in enumerate(sizes, x.ndim - len(sizes)):
         wide = _binned(wide, dim, n)
     return cast(wide, x.dtype)
 
@@ -184,8 +184,7 @@ def _binned(x: UOp, dim: int, n: int) -> UOp:
 
 def _adaptive_avg_backward(grad: UOp, x: UOp, k: int) -> UOp:
     g = to_math(grad)
-    for i in range(k):
-        dim = x.ndim - k + i
+    for dim in range(x.ndim - k, x.ndim):
         size, n = int_shape(x)[dim], int_shape(grad)[dim]
         member, counts = _bins(size, n)
         g = g / along(counts, dim, x.ndim).cast(g.dtype)
@@ -247,6 +246,7 @@ def input_step(size: int, out: int, scale: Scale) -> UOp:
 
 Tap = tuple[UOp, UOp | None]
 """An input for each output along a dimension, and its weight."""
+Taps = Callable[..., Sequence[Tap]]
 
 
 def _nearest(size: int, out: int, scale: Scale, exact: bool, short: bool) -> Sequence[Tap]:
@@ -328,38 +328,32 @@ def _upsample_nearest_backward(grad: UOp, sizes: Sequence[int], inputs: Sequence
     return cast(g, grad.dtype)
 
 
-def _smooth(taps: Callable[..., Sequence[Tap]], last_first: bool = False) -> Function:
-    def rule(x: UOp, sizes: Sequence[int], corners: bool, *scales: Scale) -> UOp:
-        wide = to_math(x)
-        dims = list(enumerate(zip(int_shape(x)[2:], sizes, scales, strict=True), 2))
-        for dim, (size, n, scale) in reversed(dims) if last_first else dims:
-            wide = _resized(wide, dim, taps(size, n, scale, corners, wide.dtype))
-        return cast(wide, x.dtype)
-
-    return rule
+def _smooth(x: UOp, sizes: Sequence[int], corners: bool, *scales: Scale, taps: Taps,
+            last_first: bool = False) -> UOp:  # fmt: skip
+    wide = to_math(x)
+    dims = list(enumerate(zip(int_shape(x)[2:], sizes, scales, strict=True), 2))
+    for dim, (size, n, scale) in reversed(dims) if last_first else dims:
+        wide = _resized(wide, dim, taps(size, n, scale, corners, wide.dtype))
+    return cast(wide, x.dtype)
 
 
-def _smooth_backward(taps: Callable[..., Sequence[Tap]]) -> Function:
-    def rule(grad: UOp, sizes: Sequence[int], inputs: Sequence[int], corners: bool,
-             *scales: Scale) -> UOp:  # fmt: skip
-        g = to_math(grad)
-        for dim, (n, size, scale) in enumerate(zip(sizes, inputs[2:], scales, strict=True), 2):
-            g = _spread(g, dim, taps(size, n, scale, corners, g.dtype), size)
-        return cast(g, grad.dtype)
-
-    return rule
+def _smooth_backward(grad: UOp, sizes: Sequence[int], inputs: Sequence[int], corners: bool,
+                     *scales: Scale, taps: Taps) -> UOp:  # fmt: skip
+    g = to_math(grad)
+    for dim, (n, size, scale) in enumerate(zip(sizes, inputs[2:], scales, strict=True), 2):
+        g = _spread(g, dim, taps(size, n, scale, corners, g.dtype), size)
+    return cast(g, grad.dtype)
 
 
 def _upsampling(nearest: Function, linear: Function, suffix: str = "") -> dict[str, Function]:
     """In one, two and three dimensions."""
-    exact = functools.partial(nearest, exact=True)
     return {
         f"{name}{k}d{suffix}": rule
         for k, kind in ((1, "linear"), (2, "bilinear"), (3, "trilinear"))
         for name, rule in (
-            ("upsample_nearest", functools.partial(nearest, exact=False)),
-            ("_upsample_nearest_exact", exact),
-            (f"upsample_{kind}", linear),
+            ("upsample_nearest", partial(nearest, exact=False)),
+            ("_upsample_nearest_exact", partial(nearest, exact=True)),
+            (f"upsample_{kind}", partial(linear, taps=_linear)),
         )
     }
 
@@ -370,8 +364,8 @@ _HEAVY: dict[str, Function] = {
     "max_pool3d_with_indices_backward": _max_pool_backward,
     "adaptive_max_pool2d_backward": lambda grad, x, i: _adaptive_max_backward(grad, x, i, 2),
     "adaptive_max_pool3d_backward": lambda grad, x, i: _adaptive_max_backward(grad, x, i, 3),
-    **_upsampling(_upsample_nearest_backward, _smooth_backward(_linear), "_backward"),
-    "upsample_bicubic2d_backward": _smooth_backward(_cubic),
+    **_upsampling(_upsample_nearest_backward, _smooth_backward, "_backward"),
+    "upsample_bicubic2d_backward": partial(_smooth_backward, taps=_cubic),
 }
 TABLE: Table = {
     **rules(_HEAVY, heavy),
@@ -382,6 +376,6 @@ TABLE: Table = {
     "_adaptive_avg_pool2d_backward": lambda grad, x: _adaptive_avg_backward(grad, x, 2),
     "_adaptive_avg_pool3d_backward": lambda grad, x: _adaptive_avg_backward(grad, x, 3),
     **dict.fromkeys(("adaptive_max_pool2d", "adaptive_max_pool3d"), _adaptive_max),
-    **_upsampling(_upsample_nearest, _smooth(_linear)),
-    "upsample_bicubic2d": _smooth(_cubic, last_first=True),
+    **_upsampling(_upsample_nearest, _smooth),
+    "upsample_bicubic2d": partial(_smooth, taps=_cubic, last_first=True),
 }

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from torch_tiny.uops import DType, UOp, dtypes
+from torch_tiny.uops import DType, UOp, constant, dtypes
 
 
 class NoLowering(Exception):  # noqa: N818  (an answer, not an error)
@@ -61,15 +61,8 @@ def result_dtype(*operands: Operand) -> DType:
         level, dtype = _level(operand)
         before = levels[level]
         levels[level] = dtype if before is None else join(before, dtype)
-    result: DType | None = None
-    for dtype_of_level in levels:
-        if dtype_of_level is None:
-            continue
-        if result is None or _RANK[dtype_of_level] > _RANK[result]:
-            result = dtype_of_level
-    if result is None:
-        raise NoLowering("no operand has a dtype")
-    return result
+    found = [dtype for dtype in levels if dtype is not None]
+    return max(found, key=lambda dtype: _RANK[dtype])  # of equals the first
 
 
 _default: ContextVar[DType] = ContextVar("default", default=dtypes.float32)
@@ -114,8 +107,7 @@ def as_uop(operand: Operand, dtype: DType) -> UOp:
         return cast(operand, dtype)
     if isinstance(operand, Lifted):
         return cast(operand.uop, dtype)
-    constant: UOp = UOp.const(wrapped(operand, dtype), dtype)
-    return constant
+    return constant(wrapped(operand, dtype), dtype)
 
 
 def cast(x: UOp, dtype: DType) -> UOp:
@@ -166,6 +158,11 @@ def elementwise_float(
     return cast(function(*_promoted(operands, dtype, rounded)), dtype)
 
 
+def mapped(function: Callable[..., UOp]) -> Callable[..., UOp]:
+    """The rule of an operator whose arguments are all operands."""
+    return lambda *operands: elementwise(function, *operands)
+
+
 def _promoted(operands: Sequence[Operand], dtype: DType, rounded: bool) -> list[UOp]:
     wide = math_dtype(dtype)
     return [as_uop(as_uop(x, dtype) if rounded else x, wide) for x in operands]
@@ -175,10 +172,8 @@ def _level(operand: Operand) -> tuple[int, DType]:
     """How much an operand has to say (0 the most), and its dtype."""
     if isinstance(operand, UOp):
         return (0 if operand.ndim else 1), operand.dtype
-    if isinstance(operand, Lifted):
-        return 2, dtypes.int64 if operand.kind is int else default_dtype()
-    if isinstance(operand, bool):
-        return 2, dtypes.bool
-    if isinstance(operand, int | float):
-        return 2, dtypes.int64 if isinstance(operand, int) else default_dtype()
-    raise NoLowering(f"no promotion for {type(operand).__name__}")
+    kind = operand.kind if isinstance(operand, Lifted) else type(operand)
+    dtype = {bool: dtypes.bool, int: dtypes.int64, float: default_dtype()}.get(kind)
+    if dtype is None:
+        raise NoLowering(f"no promotion for {kind.__name__}")
+    return 2, dtype

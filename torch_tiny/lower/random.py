@@ -5,9 +5,10 @@ The tensors are filled as csrc/random/portable_random.cpp does, bit by bit.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from torch_tiny.lower.arithmetic import less_equal
+from torch_tiny.lower.arithmetic import less_equal, polynomial
 from torch_tiny.lower.complex_value import Complex
 from torch_tiny.lower.conditions import require
 from torch_tiny.lower.philox import (
@@ -34,7 +35,7 @@ from torch_tiny.lower.promote import (
 )
 from torch_tiny.lower.rule import Function, Rule, Table
 from torch_tiny.lower.shapes import cut, full, full_like
-from torch_tiny.uops import DType, UOp, call, dtypes
+from torch_tiny.uops import DType, UOp, call, constant, dtypes
 from torch_tiny.views import int_shape
 
 _F32, _F64, _I64 = dtypes.float32, dtypes.float64, dtypes.int64
@@ -46,42 +47,40 @@ def _drawn(numbers: Any, target: UOp) -> Words:
     return words(int_shape(target), numbers)
 
 
+def _float_type(target: UOp) -> DType:
+    """What its numbers are computed in."""
+    if not is_float(target.dtype):
+        raise NoLowering("only floats")
+    return math_dtype(target.dtype)
+
+
 def _scaled(
-    standard: Callable[[Words, DType], UOp], after: Callable[[UOp], UOp] | None = None
-) -> Function:
+    standard: Callable[[Words, DType], UOp], self: UOp, shift: Number, scale: Number, numbers: Any,
+    after: Callable[[UOp], UOp] | None = None,
+) -> UOp:  # fmt: skip
     """standard * scale + shift"""
-
-    def rule(self: UOp, shift: Number, scale: Number, numbers: Any) -> UOp:
-        if not is_float(self.dtype):
-            raise NoLowering("only floats")
-        wide = math_dtype(self.dtype)
-        drawn = standard(_drawn(numbers, self), wide)
-        result = drawn * as_uop(scale, wide) + as_uop(shift, wide)
-        return cast(after(result) if after else result, self.dtype)
-
-    return rule
+    wide = _float_type(self)
+    drawn = standard(_drawn(numbers, self), wide)
+    result = drawn * as_uop(scale, wide) + as_uop(shift, wide)
+    return cast(after(result) if after else result, self.dtype)
 
 
 def _uniform_rule(self: UOp, low: Number, high: Number, numbers: Any) -> UOp:
-    if not is_float(self.dtype):
-        raise NoLowering("only floats")
-    wide = math_dtype(self.dtype)
+    wide = _float_type(self)
     start, end = as_uop(low, wide), as_uop(high, wide)
     drawn = uniform(_drawn(numbers, self), self.dtype)
     return cast(drawn * call("sub", end, start) + start, self.dtype)
 
 
 def _exponential_rule(self: UOp, rate: Number, numbers: Any) -> UOp:
-    if not is_float(self.dtype):
-        raise NoLowering("only floats")
-    wide = math_dtype(self.dtype)
+    wide = _float_type(self)
     return cast(exponential(_drawn(numbers, self), wide) / as_uop(rate, wide), self.dtype)
 
 
 def _geometric_rule(self: UOp, p: Number, numbers: Any) -> UOp:
     w = _drawn(numbers, self)
     if self.dtype == _F64:
-        unit = negative_log(call("sub", UOp.const(1.0, _F64), as_uop(p, _F64)))
+        unit = negative_log(call("sub", constant(1.0, _F64), as_uop(p, _F64)))
         return call("ceil", exponential(w, _F64) / unit)
     return cast(call("ceil", exponential(w, _F32) / _negative_log_of_rest(as_uop(p, _F32))),
                 self.dtype)  # fmt: skip
@@ -91,22 +90,17 @@ def _negative_log_of_rest(p: UOp) -> UOp:
     """-log(1 - p) in float32, without what 1 - p loses where p is small."""
 
     def real(value: float) -> UOp:
-        constant: UOp = UOp.const(value, _F32)
-        return constant
+        return constant(value, _F32)
 
     bits = call("sub", real(1.0), p).bitcast(dtypes.int32)
-    fraction = (bits & UOp.const(0x7FFFFF, dtypes.int32)) | UOp.const(126 << 23, dtypes.int32)
+    fraction = (bits & constant(0x7FFFFF, dtypes.int32)) | constant(126 << 23, dtypes.int32)
     m = fraction.bitcast(_F32)
     large = real(0.5) < p
     s = large.where(call("sub", real(1.0), m) / (real(1.0) + m), p / call("sub", real(2.0), p))
-    halvings = (UOp.const(126, dtypes.int32) - (bits >> 23)).cast(_F32)
-    square = s * s
-    total = real(float32(1 / 19))
-    for k in range(17, 0, -2):
-        total = total * square + real(float32(1 / k))
+    halvings = (constant(126, dtypes.int32) - (bits >> 23)).cast(_F32)
+    total = polynomial(s * s, [float32(1 / k) for k in range(1, 21, 2)])
     logs = large.where(halvings, real(0.0)) * real(float32(0.693147182))
-    result: UOp = logs + (s * real(2.0)) * total
-    return result
+    return logs + (s * real(2.0)) * total
 
 
 def _bernoulli_rule(self: UOp, p: Number | UOp, numbers: Any) -> UOp:
@@ -138,20 +132,13 @@ def _last(dtype: DType) -> int:
 
 def _integers(self: UOp, first: int, range_: int, numbers: Any) -> UOp:
     drawn = below(range_, _drawn(numbers, self)).cast(_I64)
-    if first:
-        drawn = drawn + UOp.const(first, _I64)
-    if self.dtype in HALVES:
-        return cast(drawn.cast(_F32), self.dtype)
-    return cast(drawn, self.dtype)
-
-
-_NORMAL = _scaled(normal)
+    drawn = drawn + constant(first, _I64) if first else drawn
+    return cast(drawn.cast(_F32) if self.dtype in HALVES else drawn, self.dtype)
 
 
 def _of_both_parts(self: Complex, rule: Function, *args: Any) -> Complex:
     """The parts lie side by side, as view_as_real shows them."""
     both = rule(full((*self.shape, 2), 0, self.re.dtype), *args)
-    assert isinstance(both, UOp)
     re, im = (cut(both, len(self.shape), k, k + 1).squeeze(-1) for k in range(2))
     return Complex(re, im)
 
@@ -162,11 +149,12 @@ def _complex_normal(self: Complex, mean: Number, std: Number, numbers: Any) -> C
     return _of_both_parts(self, _NORMAL, mean, std / math.sqrt(2), numbers)
 
 
+_NORMAL = partial(_scaled, normal)
 TABLE: Table = {
     "uniform_": Rule(_uniform_rule, lambda self, *how: _of_both_parts(self, _uniform_rule, *how)),
     "normal_": Rule(_NORMAL, _complex_normal),
-    "log_normal_": _scaled(normal, exact_exp),
-    "cauchy_": _scaled(cauchy),
+    "log_normal_": partial(_scaled, normal, after=exact_exp),
+    "cauchy_": partial(_scaled, cauchy),
     "exponential_": _exponential_rule,
     "geometric_": _geometric_rule,
     **dict.fromkeys(("bernoulli_.float", "bernoulli_.Tensor"), _bernoulli_rule),

@@ -1,6 +1,8 @@
 """Reductions and scans."""
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -111,10 +113,6 @@ def _std(x: UOp, dims: Dims, correction: Number | None, keepdim: bool) -> UOp:
     return cast(call("sqrt", variance), x.dtype)
 
 
-def _std_mean(x: UOp, dims: Dims, correction: Number | None, keepdim: bool) -> tuple[UOp, UOp]:
-    return _std(x, dims, correction, keepdim), var_mean(x, dims, correction, keepdim)[1]
-
-
 def unbiased(name: str, function: Function) -> dict[str, Function]:
     """The overloads that say `unbiased` for a correction of 1."""
     return {
@@ -166,14 +164,11 @@ def _renorm(x: UOp, p: Number, dim: int, limit: Number) -> UOp:
     return cast((most < norm).where(wide * (most / (norm + 1e-7)), wide), x.dtype)
 
 
-def _any(x: UOp, dims: Dims = None, keepdim: bool = False) -> UOp:
-    found = cast(x, dtypes.bool).max(wrap_dims(dims, x.ndim), keepdim=keepdim)
-    return found.cast(dtypes.uint8) if x.dtype == dtypes.uint8 else found
-
-
-def _all(x: UOp, dims: Dims = None, keepdim: bool = False) -> UOp:
-    missing = cast(x, dtypes.bool).logical_not().max(wrap_dims(dims, x.ndim), keepdim=keepdim)
-    found = missing.logical_not()
+def _any(x: UOp, dims: Dims = None, keepdim: bool = False, of_all: bool = False) -> UOp:
+    true = cast(x, dtypes.bool)
+    asked = true.logical_not() if of_all else true
+    found = asked.max(wrap_dims(dims, x.ndim), keepdim=keepdim)
+    found = found.logical_not() if of_all else found
     return found.cast(dtypes.uint8) if x.dtype == dtypes.uint8 else found
 
 
@@ -227,22 +222,15 @@ def _scan(x: UOp, dim: int, how: _Scan) -> UOp:
     return cut(joined.reshape((*shape[:dim], rows * width, *shape[dim + 1 :])), dim, 0, n)
 
 
-_SUMS = _Scan(total, lambda a, b: a + b, 0)
-_PRODUCTS = _Scan(lambda x, dims: x.prod(dims), lambda a, b: a * b, 1)
+def _cumulative(how: _Scan, x: UOp, dim: int, dtype: DType | None = None) -> UOp:
+    result = to_dtype(dtype, x.dtype if is_float(x.dtype) else dtypes.int64)
+    wide = cast(x, result).cast(math_dtype(result))
+    if x.ndim == 0 or 0 in x.shape:
+        return cast(wide, result)
+    return cast(_scan(wide, wrap_dim(dim, x.ndim), how), result)
 
 
-def _cumulative(how: _Scan) -> Callable[..., UOp]:
-    def rule(x: UOp, dim: int, dtype: DType | None = None) -> UOp:
-        result = to_dtype(dtype, x.dtype if is_float(x.dtype) else dtypes.int64)
-        wide = cast(x, result).cast(math_dtype(result))
-        if x.ndim == 0 or 0 in x.shape:
-            return cast(wide, result)
-        return cast(_scan(wide, wrap_dim(dim, x.ndim), how), result)
-
-    return rule
-
-
-cumsum = _cumulative(_SUMS)
+cumsum = functools.partial(_cumulative, _Scan(total, operator.add, 0))
 
 
 def _maxima(x: UOp, dim: int) -> UOp:
@@ -283,7 +271,7 @@ _LINEAR: dict[str, Function] = {
     "mean.dim": mean,
 }
 _SCANS: dict[str, Function] = {
-    "cumprod": _cumulative(_PRODUCTS),
+    "cumprod": functools.partial(_cumulative, _Scan(lambda x, dims: x.prod(dims), operator.mul, 1)),
     "cummax": _cumulative_best,
     "cummin": _cumulative_least,
     **dict.fromkeys(("logcumsumexp", "_logcumsumexp"), _logcumsumexp),
@@ -307,7 +295,7 @@ PLAIN: dict[str, Function] = {
     **unbiased("var", lambda *args: var_mean(*args)[0]),
     **unbiased("std", _std),
     **unbiased("var_mean", var_mean),
-    **unbiased("std_mean", _std_mean),
+    **unbiased("std_mean", lambda *args: (_std(*args), var_mean(*args)[1])),
     "logsumexp": logsumexp,
     "linalg_vector_norm": vector_norm,
     "norm.Scalar": lambda x, p: _norm(x, p, None, False),
@@ -316,7 +304,7 @@ PLAIN: dict[str, Function] = {
     "dist": lambda a, b, p: vector_norm(a - b, p),
     "renorm": _renorm,
     **dict.fromkeys(("any", "any.dim", "any.dims"), _any),
-    **dict.fromkeys(("all", "all.dim", "all.dims"), _all),
+    **dict.fromkeys(("all", "all.dim", "all.dims"), functools.partial(_any, of_all=True)),
     **dict.fromkeys(
         ("count_nonzero", "count_nonzero.dim_IntList"),
         lambda x, dims: sums(cast(x, dtypes.bool), dims),

@@ -17,8 +17,8 @@ from torch_tiny.views import ViewSpec
 
 _FAMILIES = (
     *("activation", "antialias", "attention", "bags", "complex_rules", "creation", "distance"),
-    *("elementwise", "fft", "fractional", "grid", "histogram", "index", "linalg", "margin"),
-    *("masks", "matmul", "movement", "nn", "optim", "polynomials", "pool", "random", "reduce"),
+    *("elementwise", "fft", "fractional", "grid", "histogram", "index", "linalg", "masks"),
+    *("matmul", "movement", "nn", "optim", "polynomials", "pool", "random", "reduce"),
     *("sort", "special", "spectral"),
 )
 RULES: dict[str, Rule] = {
@@ -137,8 +137,9 @@ def _in_place(op: str, schema: Schema) -> _Plan | None:
         return plan  # squeeze_ changes the tensor's shape, not its values
 
     def apply(bound: list[Any], layout: ViewSpec | None) -> Results:
-        targets = _written_tensors(schema, bound)
-        return _as_targets(plan.apply(bound, layout), targets)
+        pairs = zip(schema.arguments, bound, strict=True)
+        written = (v if isinstance(v, list | tuple) else [v] for a, v in pairs if a.is_write)
+        return _as_targets(plan.apply(bound, layout), [t for some in written for t in some])
 
     return _Plan(schema, apply, plan.rule)
 
@@ -221,10 +222,8 @@ def _foreach(op: str, schema: Schema) -> _Plan | None:
 
 _FOREACH_NAMES = {
     ("norm", ""): "linalg_vector_norm",
-    ("maximum", "Scalar"): "clamp_min",
-    ("maximum", "ScalarList"): "clamp_min",
-    ("minimum", "Scalar"): "clamp_max",
-    ("minimum", "ScalarList"): "clamp_max",
+    **{("maximum", overload): "clamp_min" for overload in ("Scalar", "ScalarList")},
+    **{("minimum", overload): "clamp_max" for overload in ("Scalar", "ScalarList")},
 }
 _FOREACH_OVERLOADS = {
     "List": ("Tensor", "Tensor_Tensor"),
@@ -271,11 +270,3 @@ def _bound(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
             value = [value] * argument.N
         bound.append(value)
     return bound
-
-
-def _written_tensors(schema: Schema, bound: list[Any]) -> list[UOp | Complex]:
-    tensors: list[UOp | Complex] = []
-    for argument, value in zip(schema.arguments, bound, strict=True):
-        if argument.is_write:
-            tensors += value if isinstance(value, list | tuple) else [value]
-    return tensors

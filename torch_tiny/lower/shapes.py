@@ -13,17 +13,10 @@ from torch_tiny.views import int_shape
 
 Shape = tuple[int, ...]
 
+_NAMES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 DTYPES: dict[types.dtype, DType] = {
     types.bool_: dtypes.bool,
-    types.uint8: dtypes.uint8,
-    types.int8: dtypes.int8,
-    types.int16: dtypes.int16,
-    types.int32: dtypes.int32,
-    types.int64: dtypes.int64,
-    types.float16: dtypes.float16,
-    types.bfloat16: dtypes.bfloat16,
-    types.float32: dtypes.float32,
-    types.float64: dtypes.float64,
+    **{getattr(types, name): getattr(dtypes, name) for name in _NAMES},
 }
 
 

@@ -5,6 +5,7 @@ Long dimensions go through a network of comparisons instead (sorting_network.py)
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from torch_tiny.lower import sorting_network
 from torch_tiny.lower.arithmetic import is_nan, less_equal
@@ -12,7 +13,7 @@ from torch_tiny.lower.index import gather
 from torch_tiny.lower.pick import gathered
 from torch_tiny.lower.promote import Number, as_uop, math_dtype, result_dtype
 from torch_tiny.lower.rule import Function, heavy, rules
-from torch_tiny.lower.shapes import arange, cut, full, full_like, positions, total, wrap_dim
+from torch_tiny.lower.shapes import arange, cut, full, positions, total, wrap_dim
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
@@ -65,7 +66,8 @@ def _chosen(x: UOp, dim: int, keepdim: bool, rank: Callable[[int, UOp], UOp | in
     n = int_shape(x)[dim]
     nans = total(is_nan(x).cast(dtypes.int32), (dim,), True)
     if n > _SHORT:
-        index = gathered(sorting_network.order(x, dim, False), dim, _as_index(rank(n, nans), nans))
+        at = as_uop(rank(n, nans), dtypes.int32).expand(int_shape(nans))
+        index = gathered(sorting_network.order(x, dim, False), dim, at)
         return _kept((gathered(x, dim, index), index.cast(dtypes.int64)), dim, keepdim)
     hit = _ranks(x, dim).eq(rank(n, nans))
     return _kept(_at_rank(x, dim, hit.unsqueeze(dim)), dim, keepdim)
@@ -73,10 +75,6 @@ def _chosen(x: UOp, dim: int, keepdim: bool, rank: Callable[[int, UOp], UOp | in
 
 def _kept(pair: Pair, dim: int, keepdim: bool) -> Pair:
     return pair if keepdim else (pair[0].squeeze(dim), pair[1].squeeze(dim))
-
-
-def _as_index(rank: UOp | int, like: UOp) -> UOp:
-    return rank.cast(dtypes.int32) if isinstance(rank, UOp) else full_like(like, rank)
 
 
 def _median_rank(n: int, nans: UOp) -> UOp:
@@ -87,13 +85,10 @@ def _nan_median_rank(n: int, nans: UOp) -> UOp:
     return nans.eq(n).where(full((), 0, dtypes.int32), (n - nans - 1) // 2)
 
 
-def _median_of_all(rank: Callable[[int, UOp], UOp]) -> Function:
-    def rule(x: UOp) -> UOp:
-        if 0 in x.shape:
-            return full((), math.nan, x.dtype)
-        return _chosen(x.reshape((-1,)), 0, False, rank)[0]
-
-    return rule
+def _median_of_all(rank: Callable[[int, UOp], UOp], x: UOp) -> UOp:
+    if 0 in x.shape:
+        return full((), math.nan, x.dtype)
+    return _chosen(x.reshape((-1,)), 0, False, rank)[0]
 
 
 def _topk(x: UOp, k: int, dim: int, largest: bool, _sorted: bool) -> Pair:
@@ -156,8 +151,8 @@ _FUNCTIONS: dict[str, Function] = {
     "argsort.stable": lambda x, _, dim, descending: sort(x, dim, descending)[1],
     "topk": _topk,
     "kthvalue": lambda x, k, dim, keepdim: _chosen(x, dim, keepdim, lambda *_: k - 1),
-    "median": _median_of_all(_median_rank),
-    "nanmedian": _median_of_all(_nan_median_rank),
+    "median": partial(_median_of_all, _median_rank),
+    "nanmedian": partial(_median_of_all, _nan_median_rank),
     "median.dim": lambda x, dim, keepdim: _chosen(x, dim, keepdim, _median_rank),
     "nanmedian.dim": lambda x, dim, keepdim: _chosen(x, dim, keepdim, _nan_median_rank),
     "mode": _mode,

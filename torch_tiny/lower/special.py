@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from torch_tiny.lower.arithmetic import absolute, exp, log, maximum, minimum, polynomial
 from torch_tiny.lower.bessel import first_kind, second_kind
@@ -74,53 +75,48 @@ def _zeta(s: UOp, q: UOp) -> UOp:
 
 def _polygamma(n: int, x: UOp) -> UOp:
     if n == 0:
-        return _in_double(digamma)(x)
+        return _in_double(digamma, x)
     if n == 1:
         # Near its poles PyTorch's own error is that of float32, and tests compare with it.
         return elementwise_float(_trigamma, x)
     sign = (-1.0) ** (n + 1) * math.factorial(n)
-    return _in_double(lambda v: _zeta(full_like(v, float(n + 1)), v) * sign)(x)
+    return _in_double(lambda v: _zeta(full_like(v, float(n + 1)), v) * sign, x)
 
 
-def _bessel_i(order: int, scaled: bool) -> Unary:
+def _bessel_i(x: UOp, order: int, scaled: bool = False) -> UOp:
     """The mean of exp(x cos t) cos(nt) over a circle; the trapezoidal rule converges at once."""
-    points = 96
-
-    def rule(x: UOp) -> UOp:
-        size = absolute(x)
-        angle = (arange(points).cast(dtypes.float64) + 0.5) * (math.pi / points)
-        cosine = call("cos", angle)
-        weight = call("cos", angle * float(order))
-        terms = exp(size.unsqueeze(-1) * (cosine - 1.0)) * weight
-        near = total(terms, (x.ndim,)) / float(points)
-        # Beyond that the peak is narrower than the points are apart.
-        mu, inverse = 4.0 * order * order, (size * 8.0).reciprocal()
-        far = 1.0 - inverse * (mu - 1.0) * (
-            1.0 - inverse * ((mu - 9.0) / 2) * (1.0 - inverse * ((mu - 25.0) / 3))
-        )
-        far = far / call("sqrt", size * (2 * math.pi))
-        result = (size > 200.0).where(far, near)
-        result = result if scaled else result * exp(size)
-        return (x < 0).where(-result, result) if order % 2 else result
-
-    return rule
+    points, size = 96, absolute(x)
+    angle = (arange(points).cast(dtypes.float64) + 0.5) * (math.pi / points)
+    cosine = call("cos", angle)
+    weight = call("cos", angle * float(order))
+    terms = exp(size.unsqueeze(-1) * (cosine - 1.0)) * weight
+    near = total(terms, (x.ndim,)) / float(points)
+    # Beyond that the peak is narrower than the points are apart.
+    mu, inverse = 4.0 * order * order, (size * 8.0).reciprocal()
+    far = 1.0 - inverse * (mu - 1.0) * (
+        1.0 - inverse * ((mu - 9.0) / 2) * (1.0 - inverse * ((mu - 25.0) / 3))
+    )
+    far = far / call("sqrt", size * (2 * math.pi))
+    result = (size > 200.0).where(far, near)
+    result = result if scaled else result * exp(size)
+    return (x < 0).where(-result, result) if order % 2 else result
 
 
-def _bessel_k(order: int, scaled: bool) -> Unary:
-    """The integral of exp(-x cosh t) cosh(nt), by the trapezoidal rule."""
+def _bessel_k(x: UOp, order: int, scaled: bool = False) -> UOp:
+    result = _scaled_k(x, order)
+    result = result if scaled else result * exp(-x)
+    result = x.eq(0).where(full_like(x, math.inf), result)
+    return (x < 0).where(full_like(x, math.nan), result)
+
+
+def _scaled_k(x: UOp, order: float) -> UOp:
+    """The integral of exp(x - x cosh t) cosh(nt), by the trapezoidal rule."""
     points, step = 192, 1 / 12
-
-    def rule(x: UOp) -> UOp:
-        at = arange(points).cast(dtypes.float64) * step
-        rise = call("cosh", at) - 1.0
-        weight = call("cosh", at * float(order))
-        halved = arange(points).eq(0).where(weight * 0.5, weight)
-        result = total(exp(-(x.unsqueeze(-1) * rise)) * halved, (x.ndim,)) * step
-        result = result if scaled else result * exp(-x)
-        result = x.eq(0).where(full_like(x, math.inf), result)
-        return (x < 0).where(full_like(x, math.nan), result)
-
-    return rule
+    at = arange(points).cast(x.dtype) * step
+    weight = call("cosh", at * order)
+    halved = arange(points).eq(0).where(weight * 0.5, weight)
+    rise = call("cosh", at) - 1.0
+    return total(exp(-(x.unsqueeze(-1) * rise)) * halved, (x.ndim,)) * step
 
 
 def erfinv(x: UOp) -> UOp:
@@ -158,12 +154,9 @@ def _spherical(x: UOp) -> UOp:
     return (absolute(x) < 0.5).where(near, far)
 
 
-def _in_double(function: Callable[..., UOp]) -> Callable[..., UOp]:
-    def rule(*operands: UOp) -> UOp:
-        dtype = float_dtype(result_dtype(*operands))
-        return cast(function(*(cast(x, dtypes.float64) for x in operands)), dtype)
-
-    return rule
+def _in_double(function: Callable[..., UOp], *operands: UOp, **how: float) -> UOp:
+    dtype = float_dtype(result_dtype(*operands))
+    return cast(function(*(cast(x, dtypes.float64) for x in operands), **how), dtype)
 
 
 def _frexp(x: UOp) -> tuple[UOp, UOp]:
@@ -179,17 +172,12 @@ def _frexp(x: UOp) -> tuple[UOp, UOp]:
     mask = (2 * bias + 1) << (bits - 1)
     mantissa = ((raw & ~mask) | ((bias - 1) << (bits - 1))).bitcast(wide.dtype)
     plain = x.eq(0) | (absolute(wide) < math.inf).logical_not()
-    return (
-        cast(plain.where(wide, mantissa), x.dtype),
-        plain.where(full_like(exponent, 0), exponent),
-    )
+    own = cast(plain.where(wide, mantissa), x.dtype)
+    return own, plain.where(full_like(exponent, 0), exponent)
 
 
 # The integer of the same size, the bits of the fraction with the hidden one, the bias.
-_LAYOUTS = {
-    dtypes.float32: (dtypes.int32, 24, 127),
-    dtypes.float64: (dtypes.int64, 53, 1023),
-}
+_LAYOUTS = {dtypes.float32: (dtypes.int32, 24, 127), dtypes.float64: (dtypes.int64, 53, 1023)}
 
 
 def _igamma(a: UOp, x: UOp) -> tuple[UOp, UOp]:
@@ -240,7 +228,7 @@ def _gamma_density(a: UOp, x: UOp) -> UOp:
 
 def _exp_gap(v: UOp) -> UOp:
     """exp(-v) - 1 + v below 0.5."""
-    return polynomial(-v, tuple(1 / math.factorial(k) for k in range(2, 16))) * v * v
+    return polynomial(-v, [1 / math.factorial(k) for k in range(2, 16)]) * v * v
 
 
 def _log_gap(v: UOp) -> UOp:
@@ -275,14 +263,8 @@ def _airy_ai(x: UOp) -> UOp:
     near = f * _AI_0 - g * _AI_SLOPE_0
     size = absolute(x)
     zeta = call("pow", size, 1.5) * (2 / 3)
-    # K of order 1/3 by the trapezoidal rule, as for the others.
-    at = arange(192).cast(x.dtype) * (1 / 12)
-    weight = arange(192).eq(0).where(full_like(at, 0.5), call("cosh", at * (1 / 3)))
-    rise = call("cosh", at) - 1.0
-    tail = total(exp(-(zeta.unsqueeze(-1) * rise)) * weight, (x.ndim,)) * (1 / 12)
-    right = tail * exp(-zeta) * call("sqrt", size / 3.0) * (1 / math.pi)
-    left = _airy_wave(size, zeta)
-    far = (x > 0).where(right, left)
+    right = _scaled_k(zeta, 1 / 3) * exp(-zeta) * call("sqrt", size / 3.0) * (1 / math.pi)
+    far = (x > 0).where(right, _airy_wave(size, zeta))
     value = (size < 5.0).where(near, far)
     return absolute(x).eq(math.inf).where(full_like(x, 0.0), value)
 
@@ -305,31 +287,32 @@ def _airy_wave(size: UOp, zeta: UOp) -> UOp:
 
 
 TABLE: Table = {
-    "special_airy_ai": _in_double(_airy_ai),
+    "special_airy_ai": partial(_in_double, _airy_ai),
     "frexp.Tensor": _frexp,
-    "igamma": _in_double(lambda a, x: _igamma(a, x)[0]),
-    "igammac": _in_double(lambda a, x: _igamma(a, x)[1]),
-    "digamma": _in_double(digamma),
+    "igamma": partial(_in_double, lambda a, x: _igamma(a, x)[0]),
+    "igammac": partial(_in_double, lambda a, x: _igamma(a, x)[1]),
+    "digamma": partial(_in_double, digamma),
     "polygamma": _polygamma,
-    "special_zeta": _in_double(_zeta),
-    "erfinv": _in_double(erfinv),
-    "special_ndtri": _in_double(lambda p: erfinv(p * 2.0 - 1.0) * math.sqrt(2.0)),
-    "special_erfcx": _in_double(_erfcx),
-    "special_log_ndtr": _in_double(_log_ndtr),
-    **dict.fromkeys(("i0", "special_modified_bessel_i0"), _in_double(_bessel_i(0, scaled=False))),
-    "special_i0e": _in_double(_bessel_i(0, scaled=True)),
-    "special_i1": _in_double(_bessel_i(1, scaled=False)),
-    "special_i1e": _in_double(_bessel_i(1, scaled=True)),
-    "special_modified_bessel_i1": _in_double(_bessel_i(1, scaled=False)),
-    "special_modified_bessel_k0": _in_double(_bessel_k(0, scaled=False)),
-    "special_modified_bessel_k1": _in_double(_bessel_k(1, scaled=False)),
-    "special_scaled_modified_bessel_k0": _in_double(_bessel_k(0, scaled=True)),
-    "special_scaled_modified_bessel_k1": _in_double(_bessel_k(1, scaled=True)),
-    "special_bessel_j0": _in_double(first_kind(0)),
-    "special_bessel_j1": _in_double(first_kind(1)),
-    "special_bessel_y0": _in_double(second_kind(0)),
-    "special_bessel_y1": _in_double(second_kind(1)),
-    "special_spherical_bessel_j0": _in_double(_spherical),
+    "special_zeta": partial(_in_double, _zeta),
+    "erfinv": partial(_in_double, erfinv),
+    "special_ndtri": partial(_in_double, lambda p: erfinv(p * 2.0 - 1.0) * math.sqrt(2.0)),
+    "i0": partial(_in_double, _bessel_i, order=0),
+    "special_erfcx": partial(_in_double, _erfcx),
+    "special_log_ndtr": partial(_in_double, _log_ndtr),
+    **{
+        name.format(order): partial(_in_double, function, order=order, **how)
+        for name, function, how in (
+            ("special_i{}", _bessel_i, {}),
+            ("special_modified_bessel_i{}", _bessel_i, {}),
+            ("special_i{}e", _bessel_i, {"scaled": True}),
+            ("special_modified_bessel_k{}", _bessel_k, {}),
+            ("special_scaled_modified_bessel_k{}", _bessel_k, {"scaled": True}),
+            ("special_bessel_j{}", first_kind, {}),
+            ("special_bessel_y{}", second_kind, {}),
+        )
+        for order in (0, 1)
+    },
+    "special_spherical_bessel_j0": partial(_in_double, _spherical),
     "angle": lambda x: elementwise_float(
         lambda v: v.ne(v).where(v, (v < 0).where(full_like(v, math.pi), 0.0)), x
     ),

@@ -63,9 +63,6 @@ class Places:
     def numbers(self, dtype: torch.dtype) -> int:
         return 2 * (self.count + 1) + _NUMBERS.index(dtype)
 
-    def is_old(self, number: int) -> bool:
-        return 0 <= number < self.count
-
 
 _NUMBERS = tuple(DTYPES)
 

@@ -9,14 +9,6 @@ import re
 from torch_tiny.portable import wgsl
 
 
-def template(name: str) -> str:
-    """The call of one of the functions."""
-    text = wgsl.template(name)
-    if text is None:
-        raise KeyError(name)
-    return text
-
-
 def needed(text: str) -> str:
     """The functions that a text calls, each after those that it calls itself."""
     found: dict[str, str] = {}

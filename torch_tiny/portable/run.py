@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,18 +10,11 @@ import torch
 from torch_tiny import _C
 from torch_tiny.engine.plan import Code
 from torch_tiny.linalg.sequence import unrolled
+from torch_tiny.lower.shapes import DTYPES
 from torch_tiny.portable.codegen import Places, built, number_dtype
 from torch_tiny.portable.kind import Kind, Launch, Opened
 from torch_tiny.portable.lifetimes import share
 from torch_tiny.portable.memory import Memory
-
-
-@dataclass
-class _Step:
-    kernel: Any
-    buffers: list[int]
-    groups: Sequence[int]
-    threads: Sequence[int]
 
 
 class Region:
@@ -40,7 +33,8 @@ class Region:
         self._slots = [i for i, buffer in enumerate(code.buffers) if "slot" in buffer]
         self._written = [i for i in self._slots if code.buffers[i]["written"]]
         self._sizes = {i: code.buffers[i]["nbytes"] for i in self._written}
-        self._old = {b for step in self._kernels for b in step.buffers if self._places.is_old(b)}
+        used = {b for step in self._kernels for b in step.buffers}
+        self._old = used & set(range(len(code.buffers)))
         self._numbers: dict[torch.dtype, list[tuple[int, str]]] = {}
         position = 0
         for buffer in code.buffers:
@@ -96,18 +90,15 @@ class Region:
         finally:
             self._memory.free([answer])
 
-    def _launch(self, steps: Sequence[_Step], home: dict[int, int]) -> None:
+    def _launch(self, steps: Sequence[Launch], home: dict[int, int]) -> None:
         self._opened.run(
-            [
-                Launch(s.kernel, [self._memory[home[b]] for b in s.buffers], s.groups, s.threads)
-                for s in steps
-            ]
+            [replace(s, buffers=[self._memory[home[b]] for b in s.buffers]) for s in steps]
         )
 
-    def _steps(self, given: Sequence[dict[str, Any]]) -> list[_Step]:
+    def _steps(self, given: Sequence[dict[str, Any]]) -> list[Launch]:
         texts = [(one["name"], one["source"], len(one["buffers"])) for one in given]
         return [
-            _Step(kernel, one["buffers"], one["groups"], one["threads"])
+            Launch(kernel, one["buffers"], one["groups"], one["threads"])
             for kernel, one in zip(built(self._opened, texts), given, strict=True)
         ]
 
@@ -124,7 +115,7 @@ class Region:
         return number
 
 
-def _share_temporaries(sizes: Sequence[int], steps: Sequence[_Step]) -> list[int]:
+def _share_temporaries(sizes: Sequence[int], steps: Sequence[Launch]) -> list[int]:
     """Sizes of the buffers that are made for them, whose numbers the steps have then."""
     uses = [[-1 - b for b in step.buffers if b < 0] for step in steps]
     made, home = share(sizes, uses)
@@ -133,18 +124,7 @@ def _share_temporaries(sizes: Sequence[int], steps: Sequence[_Step]) -> list[int
     return made
 
 
-_FORMATS = {
-    torch.bool: "=?",
-    torch.uint8: "=B",
-    torch.int8: "=b",
-    torch.int16: "=h",
-    torch.int32: "=i",
-    torch.int64: "=q",
-    torch.float16: "=e",
-    torch.bfloat16: "=H",
-    torch.float32: "=f",
-    torch.float64: "=d",
-}
+_FORMATS = {dtype: f"={DTYPES[dtype].fmt or 'H'}" for dtype in DTYPES}  # bfloat16 is its bits
 
 
 def _fitting(dtype: torch.dtype, values: list[Any]) -> list[Any]:

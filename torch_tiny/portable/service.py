@@ -257,12 +257,15 @@ def install() -> None:
     engine = Engine(names)
     _C.set_portable(engine)
     _C.set_compile_portable(engine.compile)
-    _C.refuse_fallbacks(_refuses())
+    fallback = os.environ.get("TORCH_TINY_FALLBACK", "warn")
+    if fallback not in _CHOICES:
+        raise ValueError(f"TORCH_TINY_FALLBACK={fallback!r} is not known; choose from {_CHOICES}")
+    _C.refuse_fallbacks(fallback == "error")
     single = set()
     for index, name in names.items():
         kind = find_kind(name.partition(":")[0])
         kind.prepare()
-        numbers = [SCALAR_TYPE_NUMBERS.get(dtype, _COMPLEX.get(dtype, -1)) for dtype in kind.lacks]
+        numbers = [SCALAR_TYPE_NUMBERS[dtype] for dtype in kind.lacks]
         _C.set_missing_types(index, numbers, kind.advice)
         if torch.float64 in kind.lacks:
             single.add(index)
@@ -270,16 +273,7 @@ def install() -> None:
         scaler.install(single)
 
 
-_COMPLEX = {torch.complex64: 9, torch.complex128: 10}  # c10's numbers
-
 _CHOICES = ("warn", "error")
-
-
-def _refuses() -> bool:
-    given = os.environ.get("TORCH_TINY_FALLBACK", "warn")
-    if given not in _CHOICES:
-        raise ValueError(f"TORCH_TINY_FALLBACK={given!r} is not known; choose from {_CHOICES}")
-    return given == "error"
 
 
 def _build(here: _Device, made: Made) -> None:

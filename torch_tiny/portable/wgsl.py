@@ -8,10 +8,11 @@ A quotient may be 2.5 units off, a root more, and 3e38/3e38 0: both are correcte
 the dividend, computed exactly in halves of 12 bits.
 """
 
+import functools
 import re
 
+from torch_tiny.lower.promote import NoLowering
 from torch_tiny.portable.wgsl_floats import FLOATS
-from torch_tiny.portable.wgsl_gamma import GAMMA
 from torch_tiny.portable.wgsl_integers import INTEGERS
 from torch_tiny.uops import DType, dtypes
 
@@ -30,7 +31,6 @@ OPERATORS = {
     "fabs": "abs({0})",
     "rint": "round({0})",
     "integer": "select(-2147483647 - 1, i32({0}), {0} >= -2147483648.0 && {0} < 2147483648.0)",
-    "nearbyint": "round({0})",
 }
 
 # Compilers drop a conversion there and back.
@@ -45,11 +45,15 @@ _SMALL = {
 }
 _INTEGERS = {"cast": "{0}", "wrap": "{0}", "neg": "(0 - {0})", "<<": "({0}<<u32({1}))"}
 
-BY_NAME = {
-    text.partition("(")[0]: f"fn {text.strip()}"
-    for functions in (FLOATS, GAMMA, INTEGERS)
-    for text in functions.split("\nfn ")[1:]
-}
+
+def _by_horner(polynomial: re.Match[str]) -> str:
+    """polynomial(x: a, b, c), of which c stands alone, in WGSL."""
+    x, coefficients = polynomial[1], re.split(r",\s+", polynomial[2])
+    return functools.reduce(lambda result, c: f"({result} * {x} + {c})", coefficients)
+
+
+_ALL = re.sub(r"polynomial\((\w+): ([^)]*)\)", _by_horner, FLOATS + INTEGERS)
+BY_NAME = {text.partition("(")[0]: f"fn {text.strip()}" for text in _ALL.split("\nfn ")[1:]}
 """The text of each function."""
 
 
@@ -60,13 +64,13 @@ def integer(operator: str, dtype: DType) -> str | None:
     return _SMALL[dtype].format(_INTEGERS.get(operator, f"({{0}} {operator} {{1}})"))
 
 
-def template(name: str) -> str | None:
-    """The expression for a float operator; None if there is none."""
+def template(name: str) -> str:
+    """The expression for a float operator."""
     if name in OPERATORS:
         return OPERATORS[name]
     text = BY_NAME.get(f"tt_{name}")
     if text is None:
-        return None
+        raise NoLowering(f"webgpu has no {name}")
     count = text.partition("{")[0].count(": f32")
     return f"tt_{name}({', '.join(f'{{{i}}}' for i in range(count))})"
 

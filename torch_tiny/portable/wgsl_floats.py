@@ -1,4 +1,7 @@
-"""The text of float functions in WGSL, within a few units in the last place."""
+"""The text of float functions in WGSL, within a few units in the last place.
+
+wgsl.py writes polynomial(x: a, b, c) out.
+"""
 
 FLOATS = """
 fn tt_hide(x: f32) -> f32 {
@@ -62,39 +65,27 @@ fn tt_exp(x: f32) -> f32 {
   let inside = select(low, 89.0, low > 89.0);
   let k = round(inside * 1.44269504);
   let r = (inside - k * 0.693145752) - k * 1.42860677e-6;
-  var p = 1.98756915e-4 * r + 1.39819995e-3;
-  p = p * r + 8.33345191e-3;
-  p = p * r + 4.16657959e-2;
-  p = p * r + 1.66666655e-1;
-  p = p * r + 5.00000012e-1;
+  var p = polynomial(r: 1.98756915e-4, 1.39819995e-3, 8.33345191e-3, 4.16657959e-2, 1.66666655e-1,
+    5.00000012e-1);
   p = (p * (r * r) + r) + 1.0;
-  let n = i32(k);
+  return select(tt_scaled(p, i32(k)), x, tt_isnan(x));
+}
+fn tt_scaled(p: f32, n: i32) -> f32 {
   let halved = n >> 1u;
   let first = bitcast<f32>(bitcast<u32>(halved + 127) << 23u);
-  let scaled = p * first * bitcast<f32>(bitcast<u32>(n - halved + 127) << 23u);
-  return select(scaled, x, tt_isnan(x));
+  return p * first * bitcast<f32>(bitcast<u32>(n - halved + 127) << 23u);
 }
 fn tt_exp2(x: f32) -> f32 {
   let low = select(x, -151.0, x < -151.0);
   let inside = select(low, 129.0, low > 129.0);
   let k = round(inside);
-  let n = i32(k);
-  let halved = n >> 1u;
   let p = tt_exp((inside - k) * 0.6931471805599453);
-  let first = bitcast<f32>(bitcast<u32>(halved + 127) << 23u);
-  let scaled = p * first * bitcast<f32>(bitcast<u32>(n - halved + 127) << 23u);
-  return select(scaled, x, tt_isnan(x));
+  return select(tt_scaled(p, i32(k)), x, tt_isnan(x));
 }
-fn tt_exp10(x: f32) -> f32 { return tt_pow(10.0, x); }
 fn tt_expm1(x: f32) -> f32 {
   if (abs(x) > 0.5) { return tt_exp(x) - 1.0; }
-  var p = 2.75573192e-6 * x + 2.48015873e-5;
-  p = p * x + 1.98412698e-4;
-  p = p * x + 1.38888889e-3;
-  p = p * x + 8.33333333e-3;
-  p = p * x + 4.16666667e-2;
-  p = p * x + 1.66666667e-1;
-  p = p * x + 0.5;
+  var p = polynomial(x: 2.75573192e-6, 2.48015873e-5, 1.98412698e-4, 1.38888889e-3, 8.33333333e-3,
+    4.16666667e-2, 1.66666667e-1, 0.5);
   return select(p * (x * x) + x, x, x == 0.0);
 }
 fn tt_log_parts(x: f32) -> vec2<f32> {
@@ -112,14 +103,8 @@ fn tt_log_special(x: f32, r: f32) -> f32 {
 }
 fn tt_log_near(x: f32) -> f32 {
   let z = x * x;
-  var p = 7.0376836292e-2 * x - 1.1514610310e-1;
-  p = p * x + 1.1676998740e-1;
-  p = p * x - 1.2420140846e-1;
-  p = p * x + 1.4249322787e-1;
-  p = p * x - 1.6668057665e-1;
-  p = p * x + 2.0000714765e-1;
-  p = p * x - 2.4999993993e-1;
-  p = p * x + 3.3333331174e-1;
+  var p = polynomial(x: 7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1,
+    1.4249322787e-1, -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1);
   return p * x * z;
 }
 fn tt_log(x: f32) -> f32 {
@@ -203,16 +188,12 @@ fn tt_reduce(x: f32) -> vec2<f32> {
 }
 fn tt_sin_near(r: f32) -> f32 {
   let s = r * r;
-  var p = 2.86567956e-6 * s - 1.98559923e-4;
-  p = p * s + 8.33338592e-3;
-  p = p * s - 1.66666672e-1;
+  var p = polynomial(s: 2.86567956e-6, -1.98559923e-4, 8.33338592e-3, -1.66666672e-1);
   return p * (s * r) + r;
 }
 fn tt_cos_near(r: f32) -> f32 {
   let s = r * r;
-  var p = 2.44677067e-5 * s - 1.38877297e-3;
-  p = p * s + 4.16666567e-2;
-  p = p * s - 0.5;
+  var p = polynomial(s: 2.44677067e-5, -1.38877297e-3, 4.16666567e-2, -0.5);
   return p * s + 1.0;
 }
 fn tt_wave(x: f32, shift: i32) -> f32 {
@@ -243,10 +224,8 @@ fn tt_tanh(x: f32) -> f32 {
   let a = abs(x);
   if (a < 0.625) {
     let s = x * x;
-    var p = -5.70498872745e-3 * s + 2.06390887954e-2;
-    p = p * s - 5.37397155531e-2;
-    p = p * s + 1.33314422036e-1;
-    p = p * s - 3.33332819422e-1;
+    var p = polynomial(s: -5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2,
+      1.33314422036e-1, -3.33332819422e-1);
     return tt_copysign(p * s * x + x, x);
   }
   let r = select(1.0 - 2.0 / (tt_exp(2.0 * a) + 1.0), 1.0, a > 10.0);
@@ -254,10 +233,8 @@ fn tt_tanh(x: f32) -> f32 {
 }
 fn tt_asin_near(x: f32) -> f32 {
   let z = x * x;
-  var p = 4.2163199048e-2 * z + 2.4181311049e-2;
-  p = p * z + 4.5470025998e-2;
-  p = p * z + 7.4953002686e-2;
-  p = p * z + 1.6666752422e-1;
+  var p = polynomial(z: 4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2,
+    1.6666752422e-1);
   return p * z * x + x;
 }
 fn tt_asin(x: f32) -> f32 {
@@ -275,9 +252,7 @@ fn tt_acos(x: f32) -> f32 {
 }
 fn tt_atan_near(x: f32) -> f32 {
   let z = x * x;
-  var p = 8.05374449538e-2 * z - 1.38776856032e-1;
-  p = p * z + 1.99777106478e-1;
-  p = p * z - 3.33329491539e-1;
+  var p = polynomial(z: 8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1);
   return p * z * x + x;
 }
 fn tt_atan(x: f32) -> f32 {
@@ -337,11 +312,8 @@ fn tt_erf(x: f32) -> f32 {
     r = r * t - t;
     return tt_copysign(select(1.0 - tt_exp(r), 1.0, t > 4.0), x);
   }
-  var r = -5.96761703e-4 * s + 4.99119423e-3;
-  r = r * s - 2.67681349e-2;
-  r = r * s + 1.12819925e-1;
-  r = r * s - 3.76125336e-1;
-  r = r * s + 1.28379166e-1;
+  var r = polynomial(s: -5.96761703e-4, 4.99119423e-3, -2.67681349e-2, 1.12819925e-1,
+    -3.76125336e-1, 1.28379166e-1);
   return r * x + x;
 }
 fn tt_erfc(x: f32) -> f32 {
@@ -350,15 +322,8 @@ fn tt_erfc(x: f32) -> f32 {
   let high = bitcast<f32>(bitcast<u32>(x) & 0xfffff000u);
   let rest = (high - x) * (high + x);
   let t = 1.0 / (1.0 + 0.5 * x);
-  var p = t * 0.17087277 - 0.82215223;
-  p = p * t + 1.48851587;
-  p = p * t - 1.13520398;
-  p = p * t + 0.27886807;
-  p = p * t - 0.18628806;
-  p = p * t + 0.09678418;
-  p = p * t + 0.37409196;
-  p = p * t + 1.00002368;
-  p = p * t - 1.26551223;
+  var p = polynomial(t: 0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806,
+    0.09678418, 0.37409196, 1.00002368, -1.26551223);
   return t * tt_exp(-high * high) * tt_exp(rest + p);
 }
 fn tt_product(a: f32, b: f32) -> vec2<f32> {
@@ -415,12 +380,6 @@ fn tt_pow(x: f32, y: f32) -> f32 {
   }
   return select(r, tt_neg(r), negative && odd);
 }
-fn tt_cbrt(x: f32) -> f32 {
-  let a = abs(x);
-  if (a == 0.0 || tt_isinf(x) || tt_isnan(x)) { return x; }
-  let r = tt_pow_positive(a, 0.333333333333);
-  return tt_copysign(r - (r - a / (r * r)) * 0.333333333, x);
-}
 fn tt_hypot(x: f32, y: f32) -> f32 {
   if (tt_isinf(x) || tt_isinf(y)) { return INFINITY; }
   let a = select(abs(x), abs(y), abs(y) > abs(x));
@@ -444,19 +403,6 @@ fn tt_fmod(x: f32, y: f32) -> f32 {
   }
   return tt_copysign(rest, x);
 }
-fn tt_remainder(x: f32, y: f32) -> f32 {
-  let b = abs(y);
-  if (tt_isinf(y)) { return select(x, tt_nan(), tt_isinf(x) || tt_isnan(x)); }
-  let r = tt_fmod(x, 2.0 * b);
-  if (tt_isnan(r)) { return r; }
-  var a = abs(r);
-  let halved = 0.5 * b;
-  if (a > halved) {
-    a = tt_hide(a - b);
-    if (a >= halved) { a = tt_hide(a - b); }
-  }
-  return select(a, tt_neg(a), (bitcast<u32>(x) & 0x80000000u) != 0u);
-}
 fn tt_nextafter(x: f32, y: f32) -> f32 {
   if (tt_isnan(x) || tt_isnan(y)) { return tt_nan(); }
   if (x == y) { return y; }
@@ -464,19 +410,44 @@ fn tt_nextafter(x: f32, y: f32) -> f32 {
   let up = (y > x) == (x > 0.0);
   return bitcast<f32>(bitcast<u32>(x) + select(0xffffffffu, 1u, up));
 }
-fn tt_fdim(x: f32, y: f32) -> f32 {
-  return select(select(x - y, 0.0, x <= y), tt_nan(), tt_isnan(x) || tt_isnan(y));
+fn tt_lgamma_near_one(t: f32) -> f32 {
+  var p = polynomial(t: 0.17742838, -0.178384647, 0.0362746827, -0.0500305034, 0.10988377,
+    -0.118890867, 0.124456055, -0.143355653, 0.169614464, -0.207415447, 0.270579457, -0.400685161,
+    0.822467029);
+  return select((p * t - 0.577215672) * t, 0.0, t == 0.0);
 }
-fn tt_round(x: f32) -> f32 {
-  let r = tt_copysign(floor(abs(x) + 0.5), x);
-  let exact = select(r, tt_copysign(floor(abs(x)), x), abs(x) - floor(abs(x)) < 0.5);
-  return select(exact, x, abs(x) >= 8388608.0 || tt_isnan(x));
+fn tt_lgamma_near_two(t: f32) -> f32 {
+  var p = polynomial(t: 4.46598206e-5, -2.10086597e-4, 5.3706154e-4, -1.20916544e-3,
+    2.88714166e-3, -7.38215446e-3, 2.05808673e-2, -6.7352511e-2, 3.22467029e-1);
+  return select((p * t + 4.22784328e-1) * t, 0.0, t == 0.0);
 }
-fn tt_logb(x: f32) -> f32 {
-  if (tt_isnan(x) || tt_isinf(x)) { return abs(x); }
-  let small = abs(x) < 1.17549435e-38;
-  let a = select(abs(x), abs(x) * 16777216.0, small);
-  let e = f32(i32(bitcast<u32>(a) >> 23u) - 127) - select(0.0, 24.0, small);
-  return select(e, -INFINITY, a == 0.0);
+fn tt_lgamma_positive(x: f32) -> f32 {
+  if (x < 0.5) { return tt_lgamma_near_one(x) - tt_log(x); }
+  if (x < 1.5) { return tt_lgamma_near_one(x - 1.0); }
+  if (x < 3.0) { return tt_lgamma_near_two(x - 2.0); }
+  if (x < 8.0) {
+    var y = x;
+    var product = 1.0;
+    for (var i = 0; i < 5 && y >= 3.0; i++) {
+      y = y - 1.0;
+      product = product * y;
+    }
+    return tt_log(product) + tt_lgamma_near_two(y - 2.0);
+  }
+  let s = 1.0 / x;
+  let z = s * s;
+  let rest = 0.418938533 + s * (8.33333333e-2 + z * (7.93650794e-4 * z - 2.77777778e-3));
+  return (x - 0.5) * (tt_log(x) - 1.0) + rest;
+}
+fn tt_lgamma(x: f32) -> f32 {
+  if (tt_isnan(x)) { return x; }
+  if (tt_isinf(x)) { return INFINITY; }
+  if (x >= 0.5) { return tt_lgamma_positive(x); }
+  let a = abs(x);
+  if (a < 1e-10) { return -tt_log(a); }
+  if (x > 0.0) { return tt_lgamma_positive(x); }
+  let apart = abs(a - round(a));
+  if (apart == 0.0) { return INFINITY; }
+  return tt_log(3.14159265359 / (a * tt_sin(3.14159265359 * apart))) - tt_lgamma_positive(a);
 }
 """

@@ -13,6 +13,7 @@ from tinygrad.uop.ops import AxisType, PatternMatcher, UOp, UPat, graph_rewrite,
 
 from torch_tiny.uops.expressions import (
     buffer_param,
+    constant,
     folded,
     new_numbers,
     simplified,
@@ -27,6 +28,6 @@ from torch_tiny.uops.sealed import call, called_name, combined
 __all__ = [
     "AddrSpace", "AxisType", "DType", "GroupOp", "Ops", "PatternMatcher", "Renderer", "Routine",
     "Target", "UOp", "UPat", "buffer_param", "call", "called_name", "combined", "compiling",
-    "dtypes", "folded", "graph_rewrite", "identity_element", "new_numbers", "routine_of",
-    "routine_results", "simplified", "sink_of", "stride", "substituted",
+    "constant", "dtypes", "folded", "graph_rewrite", "identity_element", "new_numbers",
+    "routine_of", "routine_results", "simplified", "sink_of", "stride", "substituted",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
+from typing import cast
 
 from tinygrad.codegen import pm_expand_broadcast
 from tinygrad.dtype import DType
@@ -13,16 +14,19 @@ from torch_tiny.uops.rules import symbolic
 DEVICE = "CPU"
 
 
+def constant(value: float, dtype: DType) -> UOp:
+    """A number of shape ()."""
+    return cast(UOp, UOp.const(value, dtype))
+
+
 def buffer_param(slot: int, dtype: DType, size: int) -> UOp:
     """Buffer `slot` of a region, flat."""
-    param: UOp = UOp.param(slot, dtype, (size,), DEVICE)
-    return param
+    return cast(UOp, UOp.param(slot, dtype, (size,), DEVICE))
 
 
 def simplified(u: UOp) -> UOp:
     """Of a number: the rules forget shapes, as that of a choice between two equal ones."""
-    result: UOp = graph_rewrite(u, symbolic)
-    return result
+    return cast(UOp, graph_rewrite(u, symbolic))
 
 
 def folded(u: UOp) -> UOp:
@@ -31,13 +35,11 @@ def folded(u: UOp) -> UOp:
 
 
 def sink_of(*effects: UOp) -> UOp:
-    sink: UOp = UOp.sink(*effects)
-    return sink
+    return cast(UOp, UOp.sink(*effects))
 
 
 def substituted(u: UOp, by: Mapping[UOp, UOp]) -> UOp:
-    result: UOp = u.substitute(dict(by))
-    return result
+    return cast(UOp, u.substitute(dict(by)))
 
 
 def new_numbers(u: UOp) -> "itertools.count[int]":

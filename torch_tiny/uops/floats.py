@@ -1,5 +1,7 @@
 """Float arithmetic, sealed: tinygrad's rules take floats for real numbers."""
 
+from typing import cast
+
 from tinygrad.dtype import dtypes
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import PatternMatcher, UOp, UPat, graph_rewrite
@@ -15,27 +17,16 @@ def seal_floats(sink: UOp) -> UOp:
     rounding do not survive. Sealed, the operators run as written. exp2(x*log2(e)) becomes exp(x) on
     the way.
     """
-    result: UOp = graph_rewrite(sink, _seal, bottom_up=True)
-    return result
+    return cast(UOp, graph_rewrite(sink, _seal, bottom_up=True))
 
 
 # --- how it is done ---
 
-_NAMES = {
-    Ops.ADD: "add",
-    Ops.MUL: "mul",
-    Ops.SUB: "sub",
-    Ops.FDIV: "div",
-    Ops.MAX: "maximum",
-    Ops.NEG: "neg",
-    Ops.RECIPROCAL: "reciprocal",
-    Ops.EXP2: "exp2",
-    Ops.LOG2: "log2",
-    Ops.SIN: "sin",
-    Ops.SQRT: "sqrt",
-    Ops.TRUNC: "trunc",
-    Ops.POW: "pow",
-}
+_BY_THEIR_NAMES = (
+    *(Ops.ADD, Ops.MUL, Ops.SUB, Ops.NEG, Ops.RECIPROCAL, Ops.EXP2, Ops.LOG2, Ops.SIN, Ops.SQRT),
+    *(Ops.TRUNC, Ops.POW),
+)
+_NAMES = {op: op.name.lower() for op in _BY_THEIR_NAMES} | {Ops.FDIV: "div", Ops.MAX: "maximum"}
 _LN2 = 0.6931471805599453
 
 
@@ -71,8 +62,8 @@ def _seal_reduce(r: UOp) -> UOp | None:
         wide = r.src[0].cast(dtypes.float32)
         return r.replace(dtype=dtypes.float32, src=(wide, *r.src[1:])).cast(r.dtype)
     if r.arg[0] is Ops.MAX and r.dtype in _KEYS:
-        key = _KEYS[r.dtype]
-        largest = r.replace(dtype=key, src=(_ordered(r.src[0]), *r.src[1:]))
+        ordered = _flipped(call("largest_nan", r.src[0]).bitcast(_KEYS[r.dtype]))
+        largest = r.replace(dtype=ordered.dtype, src=(ordered, *r.src[1:]))
         return _flipped(largest).bitcast(r.dtype)
     return None
 
@@ -81,19 +72,11 @@ def _seal_reduce(r: UOp) -> UOp | None:
 _KEYS = {dtypes.float32: dtypes.int32, dtypes.float64: dtypes.int64}
 
 
-def _ordered(x: UOp) -> UOp:
-    return _flipped(call("largest_nan", x).bitcast(_KEYS[x.dtype]))
-
-
 def _flipped(bits: UOp) -> UOp:
     """Negative floats are in reverse order of their bits."""
-    flipped: UOp = bits ^ ((bits >> (8 * bits.dtype.itemsize - 1)) & bits.dtype.max)
-    return flipped
+    return cast(UOp, bits ^ ((bits >> (8 * bits.dtype.itemsize - 1)) & bits.dtype.max))
 
 
 _seal = PatternMatcher(
-    [
-        (UPat(tuple(_NAMES), name="u"), _seal_one),
-        (UPat(Ops.REDUCE, name="r"), _seal_reduce),
-    ]
+    [(UPat(tuple(_NAMES), name="u"), _seal_one), (UPat(Ops.REDUCE, name="r"), _seal_reduce)]
 )

@@ -5,9 +5,8 @@ there are no 64 bits, what tinygrad's emulation does slowly or wrongly is a call
 """
 
 from collections.abc import Callable
-from typing import cast
 
-from torch_tiny.uops import DType, Ops, PatternMatcher, UOp, UPat, dtypes
+from torch_tiny.uops import DType, Ops, PatternMatcher, UOp, UPat, constant, dtypes
 from torch_tiny.uops.sealed import sealed_pattern
 
 Spelling = Callable[[str, DType], str | None]
@@ -55,7 +54,7 @@ def spelled(u: UOp, name: str, spelling: Spelling) -> UOp:
     op, value, own = _SEALED[name]
     if all(s.op is Ops.CONST for s in typed):
         folded = around(value(*(int(s.arg) for s in typed)), u.dtype)
-        return cast(UOp, UOp.const(folded, u.dtype))
+        return constant(folded, u.dtype)
     text = spelling(name if op is None else _OPERATORS[op], u.dtype) or own
     return _plain(u, name, typed) if text is None else UOp(Ops.CUSTOM, u.dtype, typed, text)
 
@@ -146,7 +145,7 @@ def _words(x: UOp) -> tuple[UOp, UOp]:
 
 def _word(x: UOp) -> UOp | None:
     if x.op is Ops.CONST and 0 <= x.arg < 1 << 32:
-        return cast(UOp, UOp.const(x.arg, dtypes.uint32))
+        return constant(x.arg, dtypes.uint32)
     return x.src[0] if x.op is Ops.CAST and x.src[0].dtype == dtypes.uint32 else None
 
 

@@ -27,14 +27,11 @@ def _split(end: UOp) -> UOp:
     return body
 
 
-flatten_ranges = PatternMatcher(
-    [
-        (
-            UPat((Ops.REDUCE, Ops.END), name="u"),
-            lambda u: u.replace(src=(u.src[0], *_ended(u))) if len(u.src) > 1 else None,
-        )
-    ]
-)
+def _flattened(u: UOp) -> UOp | None:
+    return u.replace(src=(u.src[0], *_ended(u))) if len(u.src) > 1 else None
+
+
+flatten_ranges = PatternMatcher([(UPat((Ops.REDUCE, Ops.END), name="u"), _flattened)])
 # Loops with the highest numbers are the inner ones.
 split_ends = PatternMatcher([(UPat(Ops.END, name="end"), _split)])
 

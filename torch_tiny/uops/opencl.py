@@ -68,24 +68,12 @@ class Kernel:
             opencl.clReleaseKernel(self._kernel)
 
     def __call__(self, buffers: Any, launch: Any, group: Any) -> None:
+        kernel, queue, count = self._kernel, self._device.queue, len(group)
         for i, buffer in enumerate(buffers):
-            _check(
-                opencl.clSetKernelArg(self._kernel, i, ctypes.sizeof(buffer), ctypes.byref(buffer))
-            )
+            _check(opencl.clSetKernelArg(kernel, i, ctypes.sizeof(buffer), ctypes.byref(buffer)))
         sizes = [n * m for n, m in zip(launch, group, strict=True)]
-        _check(
-            opencl.clEnqueueNDRangeKernel(
-                self._device.queue,
-                self._kernel,
-                len(sizes),
-                None,
-                (ctypes.c_size_t * len(sizes))(*sizes),
-                (ctypes.c_size_t * len(group))(*group),
-                0,
-                None,
-                None,
-            )
-        )
+        how = ((ctypes.c_size_t * count)(*numbers) for numbers in (sizes, group))
+        _check(opencl.clEnqueueNDRangeKernel(queue, kernel, count, None, *how, 0, None, None))
 
 
 def copy(device: Any, to: Any, of: Any, nbytes: int) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import cast
 
 from tinygrad.codegen import merge_reduce_ends
 from tinygrad.dtype import AddrSpace, DType, dtypes
@@ -39,16 +40,12 @@ def _accumulate(ctx: "itertools.count[int]", r: UOp) -> UOp:
     start = accumulator.after(*around).store(UOp.const(identity_element(r.arg[0], r.dtype)))
     running = accumulator.after(start, *loops)
     step = running.alu(r.arg[0], r.src[0])
-    result: UOp = accumulator.after(running.store(step).end(*loops).replace(tag="mergeable"))
-    return result
+    done = running.store(step).end(*loops).replace(tag="mergeable")
+    return cast(UOp, accumulator.after(done))
 
 
 accumulators = (
-    PatternMatcher(
-        [
-            (_over_loops(), _accumulate),
-            (UPat(Ops.SINK, name="sink"), merge_reduce_ends),
-        ]
-    )
+    PatternMatcher([(_over_loops(), _accumulate)])
+    + PatternMatcher([(UPat(Ops.SINK, name="sink"), merge_reduce_ends)])
     + pm_clean_up_group_sink
 )

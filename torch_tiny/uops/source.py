@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 from tinygrad.codegen import (
     ReduceContext,
@@ -30,6 +30,7 @@ from torch_tiny.uops import (
     buffer_param,
     call,
     called_name,
+    constant,
     dtypes,
 )
 from torch_tiny.uops.cascade import CHAIN, cascaded
@@ -133,7 +134,11 @@ def _hooks(renderer: Renderer, name: str, language: Language) -> Hooks:
         begin=(Pass("rounding", _rounding, meaning),),
         reductions=(
             Pass("unroll", expander2, build_range_map),
-            Pass("sums in levels", lambda sink: cascaded(sink, _block)),
+            # Tiles of a product keep their sums in registers for longer.
+            Pass(
+                "sums in levels",
+                lambda sink: cascaded(sink, lambda r: CHAIN if r.shape == () else _TILE_CHAIN),
+            ),
             Pass("accumulators", mop_cleanup + pm_reduce_local, lambda _: ReduceContext()),
             Pass("shared memory", pm_add_local_buffers, lambda _: itertools.count(0)),
             Pass("threads", pm_add_gpudims, target),
@@ -199,7 +204,7 @@ _rounding = PatternMatcher(
 
 def _narrow(u: UOp, src: tuple[UOp, ...]) -> UOp:
     if u.op is Ops.CONST:
-        return cast(UOp, UOp.const(u.arg, dtypes.float32))
+        return constant(u.arg, dtypes.float32)
     if u.op is Ops.CAST:
         return src[0].cast(dtypes.float32)
     if u.op is Ops.PARAM:
@@ -208,11 +213,4 @@ def _narrow(u: UOp, src: tuple[UOp, ...]) -> UOp:
 
 
 _NO_RULES = PatternMatcher([])
-
-
-def _block(reduce: UOp) -> int:
-    """Tiles of a product keep their sums in registers for longer."""
-    return CHAIN if reduce.shape == () else _TILE_CHAIN
-
-
 _TILE_CHAIN = 128

@@ -87,8 +87,7 @@ def opaque(buffer: Buffer) -> Any:
 
 
 def uop_of(buffer: Buffer) -> UOp:
-    uop: UOp = UOp.from_buffer(buffer)
-    return uop
+    return cast(UOp, UOp.from_buffer(buffer))
 
 
 def tensor_of(uop: UOp) -> Tensor:

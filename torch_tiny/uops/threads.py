@@ -80,7 +80,8 @@ def _unroll(loops: Any) -> None:
     """Tiles, which load once what does not depend on a loop; else vectors of the last loop."""
     outer = [loops.rngs[axis] for axis in reversed(loops.axes_of(AxisType.GLOBAL))]
     if loops.reduceop is not None:
-        outer = [loop for loop in outer if _is_reused(loops, loop)]
+        reads = [load.src[1].toposort() for load in loops.bufs]
+        outer = [loop for loop in outer if any(loop not in read for read in reads)]
     elif any(opt.op is OptOps.PADTO for opt in loops.applied_opts):
         return
     else:
@@ -91,10 +92,6 @@ def _unroll(loops: Any) -> None:
         is_small = loops.upcast_size() < _MOST_SUMS and loops.full_shape[axis] % _TILE == 0
         if is_small and _text(loops, loop) <= _MOST_TEXT:
             loops.apply_opt(Opt(OptOps.UPCAST, axis, _TILE))
-
-
-def _is_reused(loops: Any, loop: UOp) -> bool:
-    return any(loop not in load.src[1].toposort() for load in loops.bufs)
 
 
 def _text(loops: Any, loop: UOp) -> int:

@@ -2,7 +2,8 @@
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tinygrad.runtime.autogen import webgpu as bindings
@@ -18,35 +19,28 @@ class Pipeline:
     """A kernel of WGSL on a device of tinygrad's."""
 
     def __init__(self, device: Any, name: str, text: str, buffers: int) -> None:
-        entries = (webgpu.WGPUBindGroupLayoutEntry * (1 + buffers))(
-            *(_entry(i, "Uniform" if i == 0 else "Storage") for i in range(1 + buffers))
-        )
+        gpu, count = device.device_res, 1 + buffers
+        each = (_entry(i, "Storage" if i else "Uniform") for i in range(count))
+        entries = (webgpu.WGPUBindGroupLayoutEntry * count)(*each)
+        bindings = webgpu.WGPUBindGroupLayoutDescriptor(entryCount=count, entries=entries)
         chain = webgpu.WGPUChainedStruct(sType=webgpu.WGPUSType_ShaderSourceWGSL)
         code = webgpu.WGPUShaderModuleWGSLDescriptor(code=to_wgpu_str(text), chain=chain)
-        following = ctypes.cast(
-            ctypes.pointer(code), ctypes.POINTER(webgpu.struct_WGPUChainedStruct)
+        chained = ctypes.POINTER(webgpu.struct_WGPUChainedStruct)
+        shader = webgpu.WGPUShaderModuleDescriptor(
+            nextInChain=ctypes.cast(ctypes.pointer(code), chained)
         )
-        with _Checked(device):
-            self.layout = webgpu.wgpuDeviceCreateBindGroupLayout(
-                device.device_res,
-                webgpu.WGPUBindGroupLayoutDescriptor(entryCount=len(entries), entries=entries),
+        with _checked(device):
+            self.layout = webgpu.wgpuDeviceCreateBindGroupLayout(gpu, bindings)
+            layouts = (webgpu.WGPUBindGroupLayout * 1)(self.layout)
+            whole = webgpu.WGPUPipelineLayoutDescriptor(
+                bindGroupLayoutCount=1, bindGroupLayouts=layouts
             )
-            pipelines = webgpu.wgpuDeviceCreatePipelineLayout(
-                device.device_res,
-                webgpu.WGPUPipelineLayoutDescriptor(
-                    bindGroupLayoutCount=1,
-                    bindGroupLayouts=(webgpu.WGPUBindGroupLayout * 1)(self.layout),
-                ),
-            )
-            module = webgpu.wgpuDeviceCreateShaderModule(
-                device.device_res, webgpu.WGPUShaderModuleDescriptor(nextInChain=following)
-            )
+            pipelines = webgpu.wgpuDeviceCreatePipelineLayout(gpu, whole)
+            module = webgpu.wgpuDeviceCreateShaderModule(gpu, shader)
         compute = webgpu.WGPUComputeState(module=module, entryPoint=to_wgpu_str(name))
+        how = webgpu.WGPUComputePipelineDescriptor(layout=pipelines, compute=compute)
         try:
-            self.pipeline = DeviceCreateComputePipeline(
-                device.device_res,
-                webgpu.WGPUComputePipelineDescriptor(layout=pipelines, compute=compute),
-            )
+            self.pipeline = DeviceCreateComputePipeline(gpu, how)
         finally:
             webgpu.wgpuShaderModuleRelease(module)
             webgpu.wgpuPipelineLayoutRelease(pipelines)
@@ -67,12 +61,8 @@ class Runner:
 
     def run(self, launches: Sequence[Launch]) -> None:
         """All of them, in order."""
-        device = self._device
         groups: dict[tuple[int, ...], Any] = {}  # kernels that are repeated share theirs
-        with _Checked(device):
-            encoder = webgpu.wgpuDeviceCreateCommandEncoder(
-                device.device_res, webgpu.WGPUCommandEncoderDescriptor()
-            )
+        with self._submitted() as encoder:
             compute = webgpu.wgpuCommandEncoderBeginComputePass(
                 encoder, webgpu.WGPUComputePassDescriptor()
             )
@@ -84,47 +74,41 @@ class Runner:
                 webgpu.wgpuComputePassEncoderSetBindGroup(compute, 0, groups[key], 0, None)
                 webgpu.wgpuComputePassEncoderDispatchWorkgroups(compute, *size)
             webgpu.wgpuComputePassEncoderEnd(compute)
-            commands = webgpu.wgpuCommandEncoderFinish(
-                encoder, webgpu.WGPUCommandBufferDescriptor()
-            )
-            webgpu.wgpuQueueSubmit(device.queue, 1, (webgpu.WGPUCommandBuffer * 1)(commands))
         for group in groups.values():
             webgpu.wgpuBindGroupRelease(group)
         webgpu.wgpuComputePassEncoderRelease(compute)
-        webgpu.wgpuCommandEncoderRelease(encoder)
-        webgpu.wgpuCommandBufferRelease(commands)
 
     def copy(self, to: Any, of: Any, nbytes: int) -> None:
         """From buffer to buffer, after what was submitted before."""
-        device = self._device
-        with _Checked(device):
-            encoder = webgpu.wgpuDeviceCreateCommandEncoder(
-                device.device_res, webgpu.WGPUCommandEncoderDescriptor()
-            )
-            size = -(-nbytes // 4) * 4  # which buffers have, and copies need
+        size = -(-nbytes // 4) * 4  # which buffers have, and copies need
+        with self._submitted() as encoder:
             webgpu.wgpuCommandEncoderCopyBufferToBuffer(encoder, of, 0, to, 0, size)
-            commands = webgpu.wgpuCommandEncoderFinish(
-                encoder, webgpu.WGPUCommandBufferDescriptor()
-            )
+
+    @contextmanager
+    def _submitted(self) -> Iterator[Any]:
+        """What is encoded inside is submitted."""
+        device = self._device
+        with _checked(device):
+            how = webgpu.WGPUCommandEncoderDescriptor()
+            encoder = webgpu.wgpuDeviceCreateCommandEncoder(device.device_res, how)
+            yield encoder
+            whole = webgpu.WGPUCommandBufferDescriptor()
+            commands = webgpu.wgpuCommandEncoderFinish(encoder, whole)
             webgpu.wgpuQueueSubmit(device.queue, 1, (webgpu.WGPUCommandBuffer * 1)(commands))
         webgpu.wgpuCommandEncoderRelease(encoder)
         webgpu.wgpuCommandBufferRelease(commands)
 
     def _group(self, pipeline: Pipeline, buffers: Sequence[Any]) -> Any:
-        entries = (webgpu.WGPUBindGroupEntry * (1 + len(buffers)))(
-            *(
-                webgpu.WGPUBindGroupEntry(
-                    binding=i, buffer=buffer, offset=0, size=webgpu.wgpuBufferGetSize(buffer)
-                )
-                for i, buffer in enumerate((self._infinity, *buffers))
-            )
+        size, all_ = webgpu.wgpuBufferGetSize, (self._infinity, *buffers)
+        each = (
+            webgpu.WGPUBindGroupEntry(binding=i, buffer=buffer, offset=0, size=size(buffer))
+            for i, buffer in enumerate(all_)
         )
-        return webgpu.wgpuDeviceCreateBindGroup(
-            self._device.device_res,
-            webgpu.WGPUBindGroupDescriptor(
-                layout=pipeline.layout, entryCount=len(entries), entries=entries
-            ),
+        entries = (webgpu.WGPUBindGroupEntry * len(all_))(*each)
+        group = webgpu.WGPUBindGroupDescriptor(
+            layout=pipeline.layout, entryCount=len(all_), entries=entries
         )
+        return webgpu.wgpuDeviceCreateBindGroup(self._device.device_res, group)
 
 
 _LARGE = 1 << 20  # bytes; to ask whether it worked takes as long as a small kernel
@@ -161,19 +145,17 @@ def _limits(device: Any) -> Any:
     return supported.limits
 
 
-class _Checked:
+@contextmanager
+def _checked(device: Any) -> Iterator[None]:
     """Raises what the device finds wrong inside."""
-
-    def __init__(self, device: Any) -> None:
-        self._device = device
-
-    def __enter__(self) -> None:
-        webgpu.wgpuDevicePushErrorScope(self._device.device_res, webgpu.WGPUErrorFilter_Validation)
-
-    def __exit__(self, kind: object, _error: object, _where: object) -> None:
-        error = self._device.pop_error()
-        if error and kind is None:
-            raise RuntimeError(f"WebGPU: {error}")
+    webgpu.wgpuDevicePushErrorScope(device.device_res, webgpu.WGPUErrorFilter_Validation)
+    try:
+        yield
+    except BaseException:
+        device.pop_error()
+        raise
+    if error := device.pop_error():
+        raise RuntimeError(f"WebGPU: {error}")
 
 
 def _entry(number: int, kind: str) -> Any:

@@ -7,7 +7,7 @@ program computes with integers becomes an operator that the rules know nothing o
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from torch_tiny.uops import DType, GroupOp, Ops, UOp, dtypes
 from torch_tiny.uops.constants import factor
@@ -26,12 +26,13 @@ def seal_integers(sink: UOp) -> UOp:
         now = u if src == u.src else u.replace(src=src)
         if u.dtype == dtypes.weakint or u.dtype in dtypes.ints or u.dtype == dtypes.bool:
             found = _bounds(u, bounds)
-            if found is None or not _fits(found, u.dtype):
+            low, high = _limits(u.dtype)
+            if found is None or found[0] < low or found[1] > high:
                 if found is not None and found[0] == found[1] and u.dtype in dtypes.ints:
                     found = (around(found[0], u.dtype),) * 2
                     now = u.const_like(found[0])
                 else:
-                    found = _limits(u.dtype)
+                    found = low, high
                     if u.op in _SEALED and u.dtype in dtypes.ints:
                         now = _SEALED[u.op](u, now, new)
             bounds[u] = found
@@ -43,11 +44,6 @@ def _limits(dtype: DType) -> Bounds:
     if dtype == dtypes.weakint:
         dtype = dtypes.int64
     return (0, 1) if dtype == dtypes.bool else (int(dtype.min), int(dtype.max))
-
-
-def _fits(bounds: Bounds, dtype: DType) -> bool:
-    low, high = _limits(dtype)
-    return low <= bounds[0] and bounds[1] <= high
 
 
 # --- what an operator's result lies between; None: anything ---
@@ -62,7 +58,8 @@ def _bounds(u: UOp, known: dict[UOp, Bounds]) -> Bounds | None:
         low, high = known[u.src[0]]
         return (min(low, 0), max(high, 0)) if u.op is Ops.PAD else (low, high)
     if u.op is Ops.WHERE:
-        return _union([known.get(s, _limits(u.dtype)) for s in u.src[1:]])
+        lows, highs = zip(*(known.get(s, _limits(u.dtype)) for s in u.src[1:]), strict=True)
+        return min(lows), max(highs)
     if u.op is Ops.REDUCE and u.src[0] in known:
         return _reduced(u, known[u.src[0]])
     if u.op not in _OF_OPERANDS or any(s not in known for s in u.src):
@@ -81,10 +78,6 @@ def _converted(number: float, dtype: DType) -> Bounds:
     low, high = _limits(dtype)
     value = int(number) if math.isfinite(number) and low <= number <= high else low
     return value, value
-
-
-def _union(bounds: Sequence[Bounds]) -> Bounds:
-    return min(low for low, _ in bounds), max(high for _, high in bounds)
 
 
 def _reduced(u: UOp, one: Bounds) -> Bounds | None:
@@ -133,14 +126,6 @@ def _rest(a: Bounds, b: Bounds) -> Bounds:
     return (0, most) if min(a[0], b[0]) >= 0 else (-most, most)
 
 
-def _floored_rest(a: Bounds, b: Bounds) -> Bounds:
-    return (0, b[1] - 1) if b[0] > 0 else _rest(a, b)
-
-
-def _truth(*_: Bounds) -> Bounds:
-    return 0, 1
-
-
 _OF_OPERANDS: dict[Ops, Callable[..., Bounds | None]] = {
     Ops.ADD: lambda a, b: (a[0] + b[0], a[1] + b[1]),
     Ops.SUB: lambda a, b: (a[0] - b[1], a[1] - b[0]),
@@ -155,9 +140,9 @@ _OF_OPERANDS: dict[Ops, Callable[..., Bounds | None]] = {
     Ops.CDIV: _quotient,
     Ops.FLOORDIV: _quotient,
     Ops.CMOD: _rest,
-    Ops.FLOORMOD: _floored_rest,
+    Ops.FLOORMOD: lambda a, b: (0, b[1] - 1) if b[0] > 0 else _rest(a, b),
     Ops.CAST: lambda a: a,
-    **dict.fromkeys((Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ), _truth),
+    **dict.fromkeys((Ops.CMPLT, Ops.CMPNE, Ops.CMPEQ), lambda *_: (0, 1)),
 }
 
 

@@ -6,22 +6,14 @@ Functions are those of ROCm's device library, which its compiler links in: __ocm
 import re
 from pathlib import Path
 
-from torch_tiny.portable.kind import C_BINARY, C_FUNCTIONS, C_UNARY, Kind, Opened
+from torch_tiny.portable.kind import C_BINARY, C_FUNCTIONS, C_INTEGERS, C_UNARY, Kind, Opened
 from torch_tiny.uops import DType, dtypes
 
-_OPERANDS = {
-    **dict.fromkeys(C_UNARY, "{0}"),
-    **dict.fromkeys(C_BINARY, "{0}, {1}"),
-    "nearbyint": "{0}",
-}
+_OPERANDS = dict.fromkeys(C_UNARY, "{0}") | dict.fromkeys(C_BINARY, "{0}, {1}")
 _FUNCTIONS = {name: text for name, text in C_FUNCTIONS.items() if name not in _OPERANDS}
 _INTEGERS = {
-    dtypes.int8: ("signed char", "unsigned int"),
-    dtypes.uint8: ("unsigned char", "unsigned int"),
-    dtypes.int16: ("short", "unsigned int"),
-    dtypes.uint16: ("unsigned short", "unsigned int"),
-    dtypes.int32: ("int", "unsigned int"),
-    dtypes.int64: ("long", "unsigned long"),
+    dtype: (dtype.name, "unsigned long" if dtype.itemsize == 8 else "unsigned int")
+    for dtype in C_INTEGERS
 }
 _PRAGMA = "#pragma clang fp contract(off)"  # a*b+c is rounded twice, as on the CPU
 _KFD = Path("/dev/kfd")

@@ -77,7 +77,8 @@ class OpenCl(Kind):
     def prepare(self) -> None:
         # PoCL 3 hands threads to a vectorizer whose masks of AVX-512 its LLVM 14 aborts on. Other
         # drivers do not look at this.
-        if "avx512" in _cpuinfo():
+        processor = Path("/proc/cpuinfo")
+        if processor.exists() and "avx512" in processor.read_text():
             os.environ.setdefault("POCL_WORK_GROUP_METHOD", "loops")
 
     def open(self, index: int) -> Opened:
@@ -106,11 +107,6 @@ class OpenCl(Kind):
         both = "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)"
         needed = _ROUND_HALF if "tt_round_half(" in text else ""
         return _HEAD + needed + text.replace("barrier(CLK_LOCAL_MEM_FENCE)", both)
-
-
-def _cpuinfo() -> str:
-    path = Path("/proc/cpuinfo")
-    return path.read_text() if path.exists() else ""
 
 
 KIND = OpenCl()

@@ -6,22 +6,19 @@ from typing import Any
 
 import torch
 
-from torch_tiny.portable import msl
+from torch_tiny.portable import msl, wgsl
 from torch_tiny.portable.kind import C_FUNCTIONS, C_INTEGERS, Kind, Launch, Opened
 
 # Metal has no functions by these names, or may be off by more than a few bits.
-_OWN = (
-    *("atan2", "cbrt", "erf", "erfc", "expm1", "fdim", "fmod", "hypot", "lgamma", "log1p", "logb"),
-    *("nextafter", "pow", "remainder"),
-)
+_OWN = (*("atan2", "erf", "erfc", "expm1", "fmod", "hypot", "lgamma", "log1p", "nextafter", "pow"),)
 _PRECISE = (
-    *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "exp10", "exp2"),
-    *("log", "log10", "log2", "sin", "sinh", "sqrt", "tan", "tanh"),
+    *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "exp2", "log"),
+    *("log10", "log2", "sin", "sinh", "sqrt", "tan", "tanh"),
 )
 _FUNCTIONS = {
-    **{name: text for name, text in C_FUNCTIONS.items() if name != "tgamma"},
+    **C_FUNCTIONS,
     **{name: f"precise::{C_FUNCTIONS[name]}" for name in _PRECISE},
-    **{name: msl.template(name) for name in _OWN},
+    **{name: wgsl.template(name) for name in _OWN},
     "largest_nan": "({0} != {0} ? as_type<float>(0x7fffffff) : {0})",
 }
 _MOST_IN_FLIGHT = 512

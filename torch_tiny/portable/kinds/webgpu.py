@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from torch_tiny.lower.promote import NoLowering
 from torch_tiny.portable import wgsl
 from torch_tiny.portable.interrupts import uninterrupted
 from torch_tiny.portable.kind import Kind, Launch, Opened, Text
@@ -110,10 +109,7 @@ class WebGpu(Kind):
             ) from error
 
     def template(self, name: str, dtype: DType) -> str:  # noqa: ARG002
-        text = wgsl.template(name)
-        if text is None:
-            raise NoLowering(f"webgpu has no {name}")
-        return text
+        return wgsl.template(name)
 
     def integer(self, operator: str, dtype: DType) -> str | None:
         return wgsl.integer(operator, dtype)
