@@ -28,6 +28,7 @@ def main(folder: str, program: str, share: str) -> None:
         _limit(resource.RLIMIT_DATA, _MOST_MEMORY)
     _limit(resource.RLIMIT_CORE, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else gcc's status is lost
+    os.unsetenv("LD_PRELOAD")  # an allocator or a profiler of the program's is nothing for gcc
     # tinygrad makes numbers of what it finds in many names, DEBUG among them. gcc inherits the
     # process's own environment, which this does not change.
     os.environ = {  # type: ignore[assignment]  # noqa: B003
