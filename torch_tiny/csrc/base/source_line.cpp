@@ -1,10 +1,4 @@
-#define Py_BUILD_CORE 1
-#include <Python.h>
-#if PY_VERSION_HEX >= 0x030D0000
-#error "torch_tiny supports Python 3.11 and 3.12"
-#endif
-#include <internal/pycore_frame.h>
-#undef Py_BUILD_CORE
+#include "frames.h"  // before all that includes Python.h
 
 #include <torch/csrc/autograd/function.h>
 
@@ -63,15 +57,7 @@ void forget(void* code) {
 
 // Lets us know when a code object dies. False if that cannot be.
 bool watch(PyCodeObject* code) {
-#if PY_VERSION_HEX >= 0x030C0000
-  static const auto index = PyUnstable_Eval_RequestCodeExtraIndex(&forget);
-  const bool done =
-      index >= 0 && PyUnstable_Code_SetExtra(reinterpret_cast<PyObject*>(code), index, code) == 0;
-#else
-  static const auto index = _PyEval_RequestCodeExtraIndex(&forget);
-  const bool done =
-      index >= 0 && _PyCode_SetExtra(reinterpret_cast<PyObject*>(code), index, code) == 0;
-#endif
+  const bool done = watch_code<&forget>(code);
   PyErr_Clear();
   return done;
 }
@@ -176,20 +162,17 @@ void add_library_folder(std::string folder) {
 SourceLine source_line() {
   SourceLine result;
   PyThreadState* thread = Py_IsInitialized() ? PyGILState_GetThisThreadState() : nullptr;
-  if (thread != nullptr && thread->cframe != nullptr) {
-    // Only this thread changes its frames, and it is busy here.
-    for (auto* frame = thread->cframe->current_frame; frame != nullptr; frame = frame->previous) {
-#if PY_VERSION_HEX >= 0x030C0000
-      if (frame->owner == FRAME_OWNED_BY_CSTACK) {
-        continue;
-      }
-#endif
-      if (const auto& known = known_of(frame->f_code); known.origin == Origin::kUser) {
-        result.code = known.code;
-        result.instruction =
-            _PyInterpreterFrame_LASTI(frame) * static_cast<int>(sizeof(_Py_CODEUNIT));
-        return result;
-      }
+  // Only this thread changes its frames, and it is busy here.
+  auto* frame = thread == nullptr ? nullptr : innermost_frame(*thread);
+  for (; frame != nullptr; frame = frame->previous) {
+    auto* code = code_of(*frame);
+    if (code == nullptr) {
+      continue;
+    }
+    if (const auto& known = known_of(code); known.origin == Origin::kUser) {
+      result.code = known.code;
+      result.instruction = instruction_of(*frame);
+      return result;
     }
   }
   if (auto node = torch::autograd::get_current_node()) {
