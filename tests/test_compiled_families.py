@@ -395,11 +395,48 @@ def test_of_several_nans_the_last_is_the_greatest(k: int) -> None:
     compiled(program)
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_labels_end_at_the_first_negative_one(reduction: str) -> None:
+    def program(device: str) -> list[torch.Tensor]:
+        x = numbers(3, 5).to(device).requires_grad_()
+        target = torch.tensor([[0, 2, -1, 1, 1], [3, 3, 4, -1, -1], [-1, 0, 0, 0, 0]]).to(device)
+        loss = F.multilabel_margin_loss(x, target, reduction=reduction)
+        one = F.multilabel_margin_loss(x[0], target[0], reduction=reduction)
+        return [loss, one, *torch.autograd.grad(loss.sum() + one, x)]
+
+    compiled(program)
+
+
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor, torch.Tensor]] = {
     "binary_cross_entropy": (
         lambda p: F.binary_cross_entropy(p, torch.ones_like(p)),
         torch.tensor([0.5, 0.25]),
         torch.tensor([0.5, torch.nan]),
+    ),
+    "the target of binary_cross_entropy": (
+        lambda y: F.binary_cross_entropy(torch.full_like(y, 0.5), y),
+        torch.tensor([0.5, 1.0]),
+        torch.tensor([0.5, 1.5]),
+    ),
+    "max_unpool2d, of another channel": (
+        lambda at: F.max_unpool2d(torch.ones(1, 2, 1, 1, device=at.device), at, 2),
+        torch.tensor([[[[3]], [[0]]]]),
+        torch.tensor([[[[4]], [[0]]]]),
+    ),
+    "max_unpool3d, from the end": (
+        lambda at: F.max_unpool3d(torch.ones(1, 1, 1, 1, device=at.device), at, 2),
+        torch.tensor([[[[3]]]]),
+        torch.tensor([[[[-1]]]]),
+    ),
+    "lu_unpack": (
+        lambda pivots: torch.lu_unpack(torch.eye(3, device=pivots.device), pivots)[0],
+        torch.tensor([1, 3, 3], dtype=torch.int32),
+        torch.tensor([1, 2, 4], dtype=torch.int32),
+    ),
+    "multilabel_margin_loss": (
+        lambda target: F.multilabel_margin_loss(torch.ones(4, device=target.device), target),
+        torch.tensor([1, -1, 0, 2]),
+        torch.tensor([1, -1, 9, 2]),
     ),
     "histc": (
         lambda x: torch.histc(x, 4),

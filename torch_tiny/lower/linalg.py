@@ -252,6 +252,12 @@ def _unpacked(factors: V, pivots: UOp, data: bool = True, order: bool = True) ->
     return mx.like(factors, cast(permuted, mx.real(factors).dtype)), lower, upper
 
 
+def _lu_unpack(factors: V, pivots: UOp, data: bool, order: bool) -> tuple[V, V, V]:
+    if order:
+        require((pivots >= 1) & (pivots <= mx.shape_of(factors)[-2]))
+    return _unpacked(factors, pivots, data, order)
+
+
 # --- orthogonal factors ---
 
 
@@ -351,7 +357,7 @@ _FUNCTIONS: dict[str, Function] = {
     "cholesky": lambda a, upper: cholesky(a, upper)[0],
     "linalg_lu_factor_ex": partial(mx.checked, lu_factor),
     "linalg_lu": lambda a, pivot: _unpacked(*lu_factor(a, pivot)[:2]),
-    "lu_unpack": _unpacked,
+    "lu_unpack": _lu_unpack,
     "linalg_lu_solve": lu_solve,
     "linalg_solve_triangular": solve_triangular,
     "triangular_solve": _triangular_solve,

@@ -313,7 +313,8 @@ def _huber_slope(x: UOp, y: UOp, delta: UOp) -> UOp:
 
 def _bce(x: UOp, target: UOp, weight: UOp | None, reduction: int) -> UOp:
     p, y = to_math(x), to_math(target)
-    require(less_equal(full_like(p, 0.0), p) & less_equal(p, full_like(p, 1.0)))
+    for one in (p, y):
+        require(less_equal(full_like(one, 0.0), one) & less_equal(one, full_like(one, 1.0)))
     floor = full_like(p, -100.0)
     loss = (y - 1.0) * maximum(call("log1p", -p), floor) - y * maximum(log(p), floor)
     return _reduced(loss if weight is None else loss * to_math(weight), reduction, x.dtype)
@@ -375,9 +376,14 @@ def _class_weight(weight: UOp | None, target: UOp, kept: UOp, dtype: DType) -> U
     return kept.where(chosen, zero)
 
 
+def _rows(x: UOp) -> UOp:
+    """(samples, classes), of one sample too."""
+    rows: UOp = to_math(x).reshape((-1, int_shape(x)[-1] if x.ndim else 1))
+    return rows
+
+
 def _of_rows(slope: Callable[[UOp], UOp], grad: UOp, x: UOp, reduction: int) -> UOp:
-    """slope: of (samples, classes), of one sample too."""
-    rows = to_math(x).reshape((-1, int_shape(x)[-1] if x.ndim else 1))
+    rows = _rows(x)
     n, classes = int_shape(rows)
     g = to_math(grad).reshape((-1, 1)) * (1.0 / (classes * (n if reduction == 1 else 1)))
     return cast(slope(rows) * g, x.dtype).reshape(int_shape(x))
@@ -399,23 +405,44 @@ def _multi_margin(grad: UOp, x: UOp, target: UOp, p: Number, margin: Number, wei
     return _of_rows(slope, grad, x, reduction)
 
 
-def _multilabel_margin(grad: UOp, x: UOp, target: UOp, reduction: int, is_target: UOp) -> UOp:
+def _labels(rows: UOp, target: UOp) -> tuple[UOp, UOp, UOp, UOp]:
+    """Of (samples, labels): which count, that is before a first negative one; they, and what is
+    there; by how much each class is above the margin that it has to keep from each of them."""
+    n, classes = int_shape(rows)
+    labels = target.reshape((n, classes))
+    ended = (labels < 0).cast(dtypes.int32)
+    before = arange(classes) <= arange(classes).unsqueeze(1)
+    counts = total(before.where(ended.unsqueeze(1), 0), (2,)).eq(0).unsqueeze(2)
+    safe = counts.squeeze(2).where(labels, full_like(labels, 0))
+    at = safe.unsqueeze(2).eq(arange(classes).cast(safe.dtype)) & counts
+    above = 1.0 - gather(rows, 1, safe).unsqueeze(2) + rows.unsqueeze(1)
+    return counts, at, at.max((1,)), above
+
+
+def _multilabel_margin(x: UOp, target: UOp, reduction: int) -> tuple[UOp, UOp]:
+    rows = _rows(x)
+    classes = int_shape(rows)[1]
+    require((target >= -1) & (target < classes))
+    counts, _, is_target, above = _labels(rows, target)
+    is_other = counts & is_target.logical_not().unsqueeze(1)
+    loss = total((is_other & (above > 0)).where(above, full_like(above, 0)), (1, 2)) / float(
+        classes
+    )
+    loss = loss.reshape(int_shape(x)[:-1])
+    return _reduced(loss, reduction, x.dtype), is_target.cast(x.dtype).reshape(int_shape(target))
+
+
+def _multilabel_margin_backward(
+    grad: UOp, x: UOp, target: UOp, reduction: int, is_target: UOp
+) -> UOp:
     def slope(rows: UOp) -> UOp:
         n, classes = int_shape(rows)
-        labels = target.reshape((n, classes))
-        # The labels of a sample end at the first negative one.
-        ended = (labels < 0).cast(dtypes.int32)
-        before = arange(classes) <= arange(classes).unsqueeze(1)
-        counts = total(before.where(ended.unsqueeze(1), 0), (2,)).eq(0)
-        safe = counts.where(labels, full_like(labels, 0))
-        chosen = gather(rows, 1, safe)
+        counts, at, _, above = _labels(rows, target)
         others = is_target.reshape((n, 1, classes)).eq(0)
-        z = 1.0 - chosen.unsqueeze(2) + rows.unsqueeze(1)
-        hit = ((z > 0) & others & counts.unsqueeze(2)).cast(rows.dtype)
-        pushed = total(hit, (1,))
+        hit = ((above > 0) & others & counts).cast(rows.dtype)
         pulls = total(hit, (2,))
-        at = safe.unsqueeze(2).eq(arange(classes).cast(safe.dtype)) & counts.unsqueeze(2)
-        return pushed - total(at.where(pulls.unsqueeze(2), full((), 0, rows.dtype)), (1,))
+        pulled = total(at.where(pulls.unsqueeze(2), full((), 0, rows.dtype)), (1,))
+        return total(hit, (1,)) - pulled
 
     return _of_rows(slope, grad, x, reduction)
 
@@ -458,7 +485,8 @@ TABLE: Table = {
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _nll_forward),
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _nll_backward),
     "multi_margin_loss_backward": _multi_margin,
-    "multilabel_margin_loss_backward": _multilabel_margin,
+    "multilabel_margin_loss_forward": _multilabel_margin,
+    "multilabel_margin_loss_backward": _multilabel_margin_backward,
     "native_dropout_backward": lambda grad, mask, scale: elementwise(
         lambda g, s: mask.where(g * s, full_like(g, 0)), grad, scale
     ),

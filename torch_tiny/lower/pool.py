@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch_tiny.lower.arithmetic import absolute, is_nan, less_equal
-from torch_tiny.lower.index import place, take
+from torch_tiny.lower.index import place, scatter, take
 from torch_tiny.lower.promote import Number, as_uop, cast
 from torch_tiny.lower.reduce import amax
 from torch_tiny.lower.rule import Function, Table, heavy, rules
@@ -367,8 +367,19 @@ _HEAVY: dict[str, Function] = {
     **_upsampling(_upsample_nearest_backward, _smooth_backward, "_backward"),
     "upsample_bicubic2d_backward": partial(_smooth_backward, taps=_cubic),
 }
+
+
+def _max_unpool(x: UOp, index: UOp, size: Sequence[int], *_: Sequence[int]) -> UOp:
+    images, volume = math.prod(int_shape(x)[: -len(size)]), math.prod(size)
+    zeros = full((images, volume), 0, x.dtype)
+    flat = (one.reshape((images, -1)) for one in (index, x))
+    result: UOp = zeros if 0 in x.shape or volume == 0 else scatter(zeros, 1, *flat)
+    return result.reshape((*int_shape(x)[: -len(size)], *size))
+
+
 TABLE: Table = {
     **rules(_HEAVY, heavy),
+    **dict.fromkeys(("max_unpool2d", "max_unpool3d"), _max_unpool),
     **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), _max_pool),
     **dict.fromkeys(("avg_pool2d", "avg_pool3d"), _avg_pool),
     **dict.fromkeys(("avg_pool2d_backward", "avg_pool3d_backward"), _avg_pool_backward),

@@ -1,4 +1,4 @@
-#include "frames.h"  // before all that includes Python.h
+#include "base/frames.h"  // before all that includes Python.h
 
 #include <torch/csrc/autograd/function.h>
 
