@@ -26,13 +26,17 @@ def group(
     """The steps of a trace, in an order in which they can run.
 
     Regions are as large as they can be while no value leaves one and comes back into it through
-    something else. Calls keep their order wherever one of them writes what the other one touches.
+    something else. Calls keep their order wherever one of them writes what the other one touches,
+    and those that draw numbers theirs.
     """
     groups: list[Group] = []
+    ordered: set[int] = set()  # the last of these
     member: dict[int, int] = {}
     for call, needed in zip(trace.calls, _dependencies(trace), strict=True):
         before = {member[number] for number in needed}
         is_region = belongs(call)
+        keeps_order = call.is_ordered and not is_region  # in a region it has numbers of its own
+        before |= ordered if keeps_order else set()
         own = kind(call) if is_region else None
         home = _home(groups, before, own) if is_region else None
         if home is None:
@@ -41,6 +45,7 @@ def group(
         groups[home].calls.append(call)
         groups[home].before |= before - {home}
         member[call.number] = home
+        ordered = {home} if keeps_order else ordered
     return _in_order(groups)
 
 

@@ -94,6 +94,8 @@ class Call:
     """Slots of those that no lowering can take."""
     default: types.dtype = types.float32
     """PyTorch's default type when it was recorded."""
+    is_ordered: bool = False
+    """Whether it depends on others of this kind, by a generator or by something that nobody sees."""
 
     @property
     def tensors(self) -> Iterator[Tensor]:
@@ -169,7 +171,8 @@ def _call(number: int, given: dict[str, Any]) -> Call:
     schema = schema_of(given["op"])
     args = [_argument(arg) for arg in given["args"]]
     results = [_result(result, given["fresh"] + i) for i, result in enumerate(given["results"])]
-    call = Call(number, given["op"], args, results, default=DTYPES[given.get("default", "Float")])
+    default, is_ordered = DTYPES[given.get("default", "Float")], given.get("ordered", False)
+    call = Call(number, given["op"], args, results, default=default, is_ordered=is_ordered)
     if schema is None:
         call.args = [*args, UNKNOWN]
         call.written_unknown = _slots(args)

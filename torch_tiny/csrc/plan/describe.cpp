@@ -82,6 +82,11 @@ class CallWriter {
       write_.raw(c10::toString(default_type));
       write_.raw("\"");
     }
+    // What it draws depends on what was drawn before; what is not PyTorch's may do anything.
+    const auto& op = *signature_.op;
+    if (signature_.draws_hidden || op.generator >= 0 || !op.builtin) {
+      write_.raw(",\"ordered\":true");
+    }
     write_.raw("}");
   }
 
