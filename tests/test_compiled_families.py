@@ -395,6 +395,17 @@ def test_of_several_nans_the_last_is_the_greatest(k: int) -> None:
     compiled(program)
 
 
+@pytest.mark.parametrize("name", ["modified_bessel_k", "scaled_modified_bessel_k"])
+@pytest.mark.parametrize("order", [0, 1])
+def test_bessel_functions_of_small_numbers(name: str, order: int) -> None:
+    def program(device: str) -> torch.Tensor:
+        x = torch.tensor([1e-30, 1e-12, 1e-6, 9e-5, 2e-4, 1e-2, 3.0], dtype=torch.float64)
+        found: torch.Tensor = getattr(torch.special, f"{name}{order}")(x.to(device))
+        return found
+
+    compiled(program)
+
+
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_labels_end_at_the_first_negative_one(reduction: str) -> None:
     def program(device: str) -> list[torch.Tensor]:

@@ -545,6 +545,45 @@ step_until(lambda: settled() and max(len(p["regions"]) for p in _C.plans(0)) >= 
     auto(program, cache)
 
 
+def test_draws_keep_their_order() -> None:
+    """Though a region stands before both and needs only the second."""
+    python(
+        """
+        import torch
+        from torch.nn import functional as F
+        def play(device, generator):
+            x, w = torch.arange(6.0, device=device), torch.ones(99, device=device)
+            found = []
+            for seed in range(4):
+                generator.manual_seed(seed)
+                grown = x.exp()
+                kept = F.dropout(w, 0.5)
+                noise = torch.empty_like(x).bernoulli_(0.5)
+                found += [(grown + noise).tolist(), kept.tolist()]
+            return found
+        expected = play("cpu", torch.default_generator)
+        assert play("tiny", torch.tiny.default_generators[0]) == expected
+        """,
+        TORCH_TINY_ENGINE="auto",
+        TORCH_TINY_VALIDATE="1",
+        TORCH_TINY_CACHE="",
+    )
+
+
+def test_validation_is_of_results_alone() -> None:
+    """A sum has memory for all that was added up, most of which nobody has written."""
+    python(
+        """
+        import torch
+        x, y = torch.randn(2, 9).to("tiny")
+        assert len({torch.nn.functional.mse_loss(x, y).item() for _ in range(4)}) == 1
+        """,
+        TORCH_TINY_ENGINE="auto",
+        TORCH_TINY_VALIDATE="1",
+        TORCH_TINY_CACHE="",
+    )
+
+
 def test_a_turn_that_raises_does_not_decide(cache: Path) -> None:
     """It may end at its first call, and would be the fastest of all."""
     auto(

@@ -103,7 +103,9 @@ def _bessel_i(x: UOp, order: int, scaled: bool = False) -> UOp:
 
 
 def _bessel_k(x: UOp, order: int, scaled: bool = False) -> UOp:
-    result = _scaled_k(x, order)
+    near = log(x * 0.5) + 0.5772156649015329  # below which most of the integral is farther out
+    near = x.reciprocal() + x * 0.5 * (near - 0.5) if order else (1.0 - near) * x * x * 0.25 - near
+    result = (x < 1e-4).where(near * exp(x), _scaled_k(x, order))
     result = result if scaled else result * exp(-x)
     result = x.eq(0).where(full_like(x, math.inf), result)
     return (x < 0).where(full_like(x, math.nan), result)
