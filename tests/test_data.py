@@ -92,15 +92,16 @@ def test_pin_memory_of_a_tensor(device: str) -> None:
 
 
 @needs_tiny
-def test_workers_that_use_the_device_say_that_they_cannot() -> None:
+def test_forked_workers_that_use_the_device_say_that_they_cannot() -> None:
     out = python("""
         import torch
+        from torch.utils.data import DataLoader
         class OnDevice(torch.utils.data.Dataset):
             def __len__(self): return 2
             def __getitem__(self, i): return torch.ones(2, device="tiny").cpu()
         torch.ones(2, device="tiny").cpu()
         try:
-            list(torch.utils.data.DataLoader(OnDevice(), num_workers=1))
+            list(DataLoader(OnDevice(), num_workers=1, multiprocessing_context="fork"))
         except RuntimeError as error:
             print("fork" in str(error))
     """)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from harness import KIND, needs_tiny, numbers, python
+from harness import KIND, ROOT, needs_tiny, numbers, python
 
 pytestmark = needs_tiny
 
@@ -12,6 +14,27 @@ pytestmark = needs_tiny
 def test_importing_torch_is_enough() -> None:
     out = python("import torch; print(torch.ones(3, device='tiny').sum().item())")
     assert out.strip() == "3.0"
+
+
+def test_a_core_for_another_python_is_named(tmp_path: Path) -> None:
+    (tmp_path / "torch_tiny").mkdir()
+    for path in (ROOT / "torch_tiny").iterdir():
+        if path.suffix != ".so":
+            (tmp_path / "torch_tiny" / path.name).symlink_to(path)
+    (tmp_path / "torch_tiny" / "_C.cpython-30-x86_64-linux-gnu.so").touch()
+    out = python(
+        f"""
+        import platform, sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        try:
+            import torch_tiny
+        except ImportError as error:
+            assert f"this is Python {{platform.python_version()}}" in str(error), error
+            print(error)
+        """,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+    assert "_C.cpython-30-x86_64-linux-gnu.so" in out
 
 
 def test_what_is_there() -> None:

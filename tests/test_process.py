@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -87,14 +88,15 @@ def test_a_forked_child_that_leaves_the_device_alone_ends_well() -> None:
 
 
 @needs_tiny
-def test_spawned_processes_use_the_device(tmp_path) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])  # Python 3.14 begins with the latter
+def test_started_processes_use_the_device(method: str, tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     script.write_text(
         "import multiprocessing as mp, torch\n"
         "def work(q): q.put(torch.ones(3, device='tiny').sum().item())\n"
         "if __name__ == '__main__':\n"
         "    torch.ones(3, device='tiny').cpu()\n"
-        "    c = mp.get_context('spawn'); q = c.Queue()\n"
+        f"    c = mp.get_context({method!r}); q = c.Queue()\n"
         "    p = c.Process(target=work, args=(q,)); p.start(); print(q.get()); p.join()\n"
         "    print(p.exitcode)\n"
     )

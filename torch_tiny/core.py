@@ -1,6 +1,8 @@
 """Loads the C++ core, or says why it cannot be loaded and what to do about it."""
 
 import importlib
+import platform
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
@@ -19,7 +21,7 @@ def load(hosts: list[str], numbers: str) -> None:
         core = importlib.import_module("torch_tiny._C")
     except ImportError as error:
         raise ImportError(
-            f"the C++ core of torch_tiny does not load ({error}). {how_to_build()}"
+            f"the C++ core of torch_tiny does not load ({_why(error)}). {how_to_build()}"
         ) from error
     core.init(hosts, numbers)
     for package in (torch.__file__, __file__):
@@ -31,6 +33,14 @@ def how_to_build() -> str:
     root = Path(__file__).parent.parent
     where = f"-e {root}" if (root / "setup.py").exists() else "--force-reinstall torch_tiny"
     return f"Build it with: pip install --no-build-isolation {where}"
+
+
+def _why(error: ImportError) -> str:
+    """A core for another version of Python has another name, so it is only told to be missing."""
+    cores = sorted(path.name for path in Path(__file__).parent.glob("_C.*.so"))
+    if not cores or f"_C{EXTENSION_SUFFIXES[0]}" in cores:
+        return str(error)
+    return f"this is Python {platform.python_version()}, it is built as {', '.join(cores)}"
 
 
 def _check_build() -> None:

@@ -48,6 +48,12 @@ inline int instruction_of(Frame& frame) {
   return _PyInterpreterFrame_LASTI(&frame) * static_cast<int>(sizeof(_Py_CODEUNIT));
 }
 
+// Whether it is code that Python never traces, such as what it puts below an __init__ since 3.13:
+// a constant of the interpreter, which never dies and which nothing may be written into.
+inline bool is_interpreters_own(const PyCodeObject& code) {
+  return code._co_firsttraceable >= Py_SIZE(&code);
+}
+
 // Has `died` called with a code object that dies. False if that cannot be, perhaps with an error.
 template <void (*died)(void*)>
 bool watch_code(PyCodeObject* code) {

@@ -97,7 +97,7 @@ std::vector<std::string>& library_folders() {
   return *folders;
 }
 
-bool is_library(std::string_view file) {
+bool in_library(std::string_view file) {
   const auto& folders = library_folders();
   return std::any_of(folders.begin(), folders.end(), [&](const std::string& folder) {
     return file.substr(0, folder.size()) == folder;
@@ -107,11 +107,13 @@ bool is_library(std::string_view file) {
 // First sight of a code object.
 Known learn(PyCodeObject* code) {
   const WithGil gil;
-  Known known{is_library(text_of(code->co_filename)) ? Origin::kLibrary : Origin::kUser};
-  if (known.origin == Origin::kUser) {
+  const bool is_own = is_interpreters_own(*code);
+  const bool is_library = is_own || in_library(text_of(code->co_filename));
+  Known known{is_library ? Origin::kLibrary : Origin::kUser};
+  if (!is_library) {
     known.code = kept_like(code);
   }
-  if (known.code != code && !watch(code)) {
+  if (known.code != code && !is_own && !watch(code)) {
     Py_INCREF(code);  // its address stays its name
   }
   std::lock_guard lock(codes().mutex);

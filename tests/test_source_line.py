@@ -102,6 +102,16 @@ def beyond_torch(x: Tensor) -> None:
             assert x.sum().item() + line()
 
 
+def in_an_init_of_torch(x: Tensor) -> None:
+    """Often: between an __init__ and its caller, Python then has a frame of its own."""
+    source = "class Reads:\n    def __init__(self, x): x.sum().item()"
+    namespace: dict[str, Callable[[Tensor], object]] = {}
+    exec(compile(source, torch.__file__, "exec"), namespace)
+    reads = namespace["Reads"]
+    for _ in range(100):
+        _ = reads(x), line()
+
+
 def in_code_made_anew(x: Tensor) -> None:
     for _ in range(3):
         code = compile("\n\nx.sum().item() + line()", "made.py", "exec")
@@ -150,7 +160,7 @@ def monitored(x: Tensor) -> None:
 
 FORMS = [
     *(plain, called_by_c, in_comprehensions, in_a_generator, in_coroutines, in_special_methods),
-    *(beyond_torch, in_code_made_anew, in_long_code, in_a_thread, often),
+    *(beyond_torch, in_an_init_of_torch, in_code_made_anew, in_long_code, in_a_thread, often),
     *(under_a_tracer, monitored),
 ]
 
