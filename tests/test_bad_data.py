@@ -1,0 +1,210 @@
+"""Compiled code and data that it was not compiled for: it raises as the CPU does, or goes on.
+
+Each function sees good data until it is compiled, then bad data, then good data again.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from harness import needs_cpu_memory, needs_tiny
+from torch.nn import functional as F
+from util import DEVICE, assert_same
+
+pytestmark = [needs_tiny, needs_cpu_memory, pytest.mark.usefixtures("everything_compiled")]
+
+Function = Callable[[torch.Tensor], Any]
+Case = tuple[Function, torch.Tensor, list[torch.Tensor]]
+
+
+def ints(*values: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
+def floats(*values: float) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+def ten(index: torch.Tensor) -> torch.Tensor:
+    return torch.arange(10.0, device=index.device)
+
+
+def ones(like: torch.Tensor, *shape: int) -> torch.Tensor:
+    return torch.ones(shape, device=like.device)
+
+
+def waves(like: torch.Tensor, *shape: int) -> torch.Tensor:
+    count = torch.Size(shape).numel()
+    return torch.arange(float(count), device=like.device).sin().reshape(shape)
+
+
+def gradient(function: Function, x: torch.Tensor) -> torch.Tensor:
+    x.requires_grad_()
+    return torch.autograd.grad(function(x), x)[0]
+
+
+def indexed(function: Function, *, from_end: bool = False) -> Case:
+    """Of a function that takes three indices into ten elements."""
+    before = ints(-11, 0, 0) if from_end else ints(-1, 0, 0)
+    return function, ints(1, 9, 9), [ints(1, 10, 0), before]
+
+
+INDICES: dict[str, Case] = {
+    "embedding": indexed(lambda i: F.embedding(i, ones(i, 10, 2)) * 2),
+    "gather": indexed(lambda i: ten(i).gather(0, i) + 1),
+    "index": indexed(lambda i: ten(i)[i] + 1, from_end=True),
+    "index of two": indexed(lambda i: waves(i, 10, 10)[i, i], from_end=True),
+    "take": indexed(lambda i: ten(i).take(i) + 1, from_end=True),
+    "take_along_dim": indexed(lambda i: torch.take_along_dim(ten(i), i, 0)),
+    "index_select": indexed(lambda i: ten(i).index_select(0, i) + 1),
+    "index_add": indexed(lambda i: ten(i).index_add(0, i, ones(i, 3))),
+    "index_copy": indexed(lambda i: ten(i).index_copy(0, i, ones(i, 3))),
+    "index_fill": indexed(lambda i: ten(i).index_fill(0, i, 3.0), from_end=True),
+    "index_reduce": indexed(lambda i: ten(i).index_reduce(0, i, ones(i, 3), "amax")),
+    "index_put": indexed(lambda i: ten(i).index_put((i,), ones(i, 3)), from_end=True),
+    "index_put, added": indexed(
+        lambda i: ten(i).index_put((i,), ones(i, 3), accumulate=True), from_end=True
+    ),
+    "scatter": indexed(lambda i: ten(i).scatter(0, i, ones(i, 3))),
+    "scatter_add": indexed(lambda i: ten(i).scatter_add(0, i, ones(i, 3))),
+    "scatter_reduce": indexed(lambda i: ten(i).scatter_reduce(0, i, ones(i, 3), "amax")),
+    "put": indexed(lambda i: ten(i).put(i, ones(i, 3)), from_end=True),
+    "gradient of index": indexed(
+        lambda i: gradient(lambda x: x[i].square().sum(), ten(i)), from_end=True
+    ),
+    "gradient of gather": indexed(lambda i: gradient(lambda x: x.gather(0, i).sum(), ten(i))),
+    "gradient of embedding": indexed(
+        lambda i: gradient(lambda x: F.embedding(i, x).square().sum(), ones(i, 10, 2))
+    ),
+}
+
+LOSSES: dict[str, Case] = {
+    "cross_entropy": (
+        lambda i: F.cross_entropy(waves(i, 3, 4), i),
+        ints(1, 2, -100),
+        [ints(1, 4, 0), ints(-1, 0, 0)],
+    ),
+    "gradient of cross_entropy": (
+        lambda i: gradient(lambda x: F.cross_entropy(x, i), waves(i, 3, 4)),
+        ints(1, 2, 3),
+        [ints(1, -100, 4), ints(-100, -100, -100)],
+    ),
+    "nll_loss of images": (
+        lambda i: F.nll_loss(waves(i, 1, 4, 1, 3), i.reshape(1, 1, 3)),
+        ints(1, 2, -100),
+        [ints(1, 4, 0), ints(1, -1, 0)],
+    ),
+    "binary_cross_entropy": (
+        lambda p: F.binary_cross_entropy(p, torch.ones_like(p)),
+        floats(0.5, 1.0),
+        [floats(0.5, 1.5), floats(0.5, torch.nan)],
+    ),
+    "binary_cross_entropy, its target": (
+        lambda y: F.binary_cross_entropy(torch.full_like(y, 0.5), y),
+        floats(0.5, 1.0),
+        [floats(0.5, 1.5), floats(-0.1, 0.5)],
+    ),
+    "multi_margin_loss": (
+        lambda i: F.multi_margin_loss(waves(i, 1, 4), i),
+        ints(1),
+        [ints(4), ints(-1)],
+    ),
+    "multilabel_margin_loss": (
+        lambda i: F.multilabel_margin_loss(waves(i, 4), i),
+        ints(1, -1, 0, 2),
+        [ints(1, -1, 9, 2), ints(-2, 0, 0, 0), ints(3, 1, 2, 0)],
+    ),
+    "gaussian_nll_loss": (
+        lambda v: F.gaussian_nll_loss(ones(v, 2), ones(v, 2), v),
+        floats(1.0, 2.0),
+        [floats(-1.0, 1.0), floats(0.0, 1.0)],
+    ),
+}
+
+OTHERS: dict[str, Case] = {
+    "integer division": (lambda i: ints(7, -9).to(i.device) // i, ints(2, 4), [ints(0, 3)]),
+    "integer remainder": (lambda i: ints(7, -9).to(i.device) % i, ints(2, -4), [ints(0, 3)]),
+    "cholesky": (
+        lambda a: torch.linalg.cholesky(a) * 2,
+        torch.eye(3),
+        [-torch.eye(3), torch.eye(3) * torch.nan],
+    ),
+    "inverse": (lambda a: torch.linalg.inv(a) * 2, torch.eye(3), [torch.zeros(3, 3)]),
+    "solve": (lambda a: torch.linalg.solve(a, a), torch.eye(3), [torch.zeros(3, 3)]),
+    "lu_unpack": (
+        lambda pivots: torch.lu_unpack(torch.eye(3, device=pivots.device), pivots)[0],
+        ints(1, 3, 3, dtype=torch.int32),
+        [ints(1, 2, 4, dtype=torch.int32), ints(0, 2, 3, dtype=torch.int32)],
+    ),
+    "max_unpool2d": (  # also of the other channel
+        lambda i: F.max_unpool2d(ones(i, 1, 2, 1, 1), i.reshape(1, 2, 1, 1), 2),
+        ints(3, 0),
+        [ints(4, 0), ints(0, -1)],
+    ),
+    "max_unpool3d": (
+        lambda i: F.max_unpool3d(ones(i, 1, 1, 1, 2), i.reshape(1, 1, 1, 2), (1, 1, 2)),
+        ints(0, 2),
+        [ints(0, 9), ints(0, -1)],
+    ),
+    "embedding_bag": (
+        lambda i: F.embedding_bag(torch.arange(4, device=i.device), ones(i, 9, 2), i),
+        ints(0, 2),
+        [ints(0, 7), ints(1, 2)],
+    ),
+    "histc": (
+        lambda x: torch.histc(x, 4),
+        floats(1.0, 2.0, 5.0),
+        [floats(1.0, torch.inf, 5.0), floats(1.0, torch.nan, 5.0), floats(1.0, 1.0, 1.0)],
+    ),
+    "searchsorted": (
+        lambda i: torch.searchsorted(
+            floats(3, 1, 2).to(i.device), floats(2.5).to(i.device), sorter=i
+        ),
+        ints(1, 2, 0),
+        [ints(1, 2, 3), ints(-1, 0, 1)],
+    ),
+    "masked_scatter": (
+        lambda m: ones(m, 4).masked_scatter(m, ones(m, 2) * 3),
+        torch.tensor([True, True, False, False]),
+        [torch.tensor([True, True, True, False])],
+    ),
+    "an index far away": (
+        lambda i: (ten(i)[i.clamp(-20, 20)] + 1).cumsum(0) * 2,
+        ints(0, 1, 2),
+        [ints(0, 1, 15)],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "good", "bad"),
+    [
+        pytest.param(*case, id=name)
+        for table in (INDICES, LOSSES, OTHERS)
+        for name, case in table.items()
+    ],
+)
+def test_bad_data_after_good_data(
+    function: Function, good: torch.Tensor, bad: list[torch.Tensor]
+) -> None:
+    for _ in range(3):
+        assert_same(_played(function, good, DEVICE), _played(function, good, "cpu"))
+    for data in bad:
+        expected = _played(function, data, "cpu")
+        for _ in range(2):
+            found = _played(function, data, DEVICE)
+            if isinstance(expected, str):
+                assert isinstance(found, str), f"{data} gives {found}, and not: {expected}"
+                assert expected in found
+            else:
+                assert_same(found, expected)
+    assert_same(_played(function, good, DEVICE), _played(function, good, "cpu"))
+
+
+def _played(function: Function, data: torch.Tensor, device: str) -> Any:
+    """What it gives, or the first line of what it raises."""
+    try:
+        return function(data.to(device)).cpu()
+    except (RuntimeError, IndexError, ValueError) as error:
+        return str(error).splitlines()[0]
