@@ -95,7 +95,7 @@ class Call:
     default: types.dtype = types.float32
     """PyTorch's default type when it was recorded."""
     is_ordered: bool = False
-    """Whether it depends on others of this kind, by a generator or by something that nobody sees."""
+    """Whether it depends on others of this kind, by a generator or by something nobody sees."""
 
     @property
     def tensors(self) -> Iterator[Tensor]:
