@@ -24,7 +24,6 @@ class Argument:
     """An int stands for a list of this length."""
     is_write: bool
     is_out: bool
-    kwarg_only: bool
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def overloads_of(name: str) -> tuple[str, ...]:
 
 def is_decomposed(op: str) -> bool:
     """Whether PyTorch has a decomposition of it."""
-    return op in _decomposed()
+    return op in _known()["decomposed"]
 
 
 def of_others(ops: set[str]) -> dict[str, Any]:
@@ -71,7 +70,7 @@ def written_down(schema: Any) -> dict[str, Any]:
         "arguments": [
             [
                 *(a.name, str(a.type), str(a.real_type), _plain(a.default_value), a.N),
-                *(bool(a.alias_info and a.alias_info.is_write), a.is_out, a.kwarg_only),
+                *(bool(a.alias_info and a.alias_info.is_write), a.is_out),
             ]
             for a in schema.arguments
         ]
@@ -113,11 +112,6 @@ def _schema(op: str) -> Schema:
 def _known() -> dict[str, Any]:
     known: dict[str, Any] = json.loads(FILE.read_text())
     return known
-
-
-@functools.cache
-def _decomposed() -> frozenset[str]:
-    return frozenset(_known()["decomposed"])
 
 
 @functools.cache

@@ -8,7 +8,7 @@ one; a loop that does only that is turned inside out, so that memory is read alo
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch_tiny.engine.c_renderer import OPERATORS, Text, c_name, callable_text, operand
+from torch_tiny.engine.c_renderer import Text, c_name, callable_text, operand, operation
 from torch_tiny.linalg.kernel import MATRICES, PER_LANE
 from torch_tiny.uops import AddrSpace, DType, Ops, UOp, dtypes
 
@@ -186,10 +186,8 @@ def _vector(f: _Lanes, u: UOp) -> str:
     if u in f.varying:
         return f.names[u]
     text = operand(f, u)
-    zero = f"(({f.vector(u.dtype)}){{0}})"
-    if u.dtype == dtypes.bool:
-        return f"({zero} - ({_element(f, u.dtype)}){text})"
-    return f"({zero} + ({_element(f, u.dtype)}){text})"
+    sign = "-" if u.dtype == dtypes.bool else "+"
+    return f"((({f.vector(u.dtype)}){{0}}) {sign} ({_element(f, u.dtype)}){text})"
 
 
 def _of_lane(f: _Lanes, u: UOp) -> str:
@@ -230,12 +228,8 @@ def _compute(f: _Lanes, u: UOp) -> None:
 def _expression(f: _Lanes, u: UOp, source: list[str], vector: bool) -> str:
     kind = f.vector(u.dtype)
     match u.op:
-        case Ops.WHERE:
-            if vector and u.src[0] in f.varying:
-                return f"{kind}_pick({', '.join(source)})"
-            return "({} ? {} : {})".format(*source)
-        case Ops.NEG:
-            return f"(-{source[0]})"
+        case Ops.WHERE if vector and u.src[0] in f.varying:
+            return f"{kind}_pick({', '.join(source)})"
         case Ops.SQRT:
             suffix = "" if u.dtype == dtypes.float64 else "f"
             return f"{kind}_sqrt({source[0]})" if vector else f"__builtin_sqrt{suffix}({source[0]})"
@@ -245,4 +239,4 @@ def _expression(f: _Lanes, u: UOp, source: list[str], vector: bool) -> str:
             return source[0]
         case Ops.CAST:
             return f"(({c_name(u.dtype)}){source[0]})"
-    return f"({source[0]} {OPERATORS[u.op]} {source[1]})"
+    return f"({operation(u.op, source)})"

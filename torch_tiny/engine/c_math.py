@@ -1,5 +1,7 @@
 """C for float operators: templates, prototypes of libm, helpers with PyTorch's NaN rules."""
 
+from collections.abc import Sequence
+
 from torch_tiny.uops import DType, dtypes
 
 _BUILTINS = ("sqrt", "trunc", "floor", "ceil", "rint", "fabs")
@@ -126,7 +128,7 @@ def suffix(dtype: DType) -> str:
     return "" if dtype == dtypes.float64 else "f"
 
 
-def expression(name: str, dtype: DType, operands: tuple[str, ...]) -> str:
+def expression(name: str, dtype: DType, operands: Sequence[str]) -> str:
     """The C expression for call(name, *operands)."""
     if name in _TEMPLATES:
         return _TEMPLATES[name].format(*operands, f=suffix(dtype))

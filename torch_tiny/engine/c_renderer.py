@@ -5,6 +5,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,15 +21,21 @@ _C_NAMES = {
     dtypes.float64: "double",
 }
 
-OPERATORS = {
+_SIGNS = {
     Ops.ADD: "+", Ops.SUB: "-", Ops.MUL: "*", Ops.FDIV: "/", Ops.CDIV: "/", Ops.CMOD: "%",
     Ops.AND: "&", Ops.OR: "|", Ops.XOR: "^", Ops.SHL: "<<", Ops.SHR: ">>",
     Ops.CMPLT: "<", Ops.CMPNE: "!=", Ops.CMPEQ: "==",
 }  # fmt: skip
-FUNCTIONS = (Ops.SQRT, Ops.TRUNC, Ops.EXP2, Ops.LOG2, Ops.SIN)
+_FORMS = {
+    **{op: f"{{}} {sign} {{}}" for op, sign in _SIGNS.items()},
+    Ops.WHERE: "{} ? {} : {}",
+    Ops.NEG: "-{}",
+    Ops.MAX: "{0} < {1} ? {1} : {0}",
+}
+_FUNCTIONS = (Ops.SQRT, Ops.TRUNC, Ops.EXP2, Ops.LOG2, Ops.SIN)
 # Signed overflow is undefined in C and wraps in PyTorch: these go through an unsigned type {u}, one
 # that C does not compute with as int.
-_WRAPPING = {
+_WRAPPING_TEXTS = {
     "add": "(({t})(({u}){0} + ({u}){1}))",
     "sub": "(({t})(({u}){0} - ({u}){1}))",
     "mul": "(({t})(({u}){0} * ({u}){1}))",
@@ -37,7 +44,7 @@ _WRAPPING = {
     "wrap": "(({t}){0})",
     PLACE: "((int64_t){0})",
 }
-WRAPPING = {Ops.ADD: "add", Ops.SUB: "sub", Ops.MUL: "mul", Ops.SHL: "shl", Ops.NEG: "neg"}
+_WRAPPING = {Ops.ADD: "add", Ops.SUB: "sub", Ops.MUL: "mul", Ops.SHL: "shl", Ops.NEG: "neg"}
 
 _HALF_BITS: dict[DType, Callable[[float], int]] = {
     dtypes.bfloat16: lambda x: int(struct.unpack("<H", struct.pack("<f", x)[2:])[0]),
@@ -55,7 +62,7 @@ class Target(Renderer):
     """What tinygrad's lowering has to know about our C: which operators exist."""
 
     code_for_op: dict[Ops, Callable[..., str]] = dict.fromkeys(
-        (*OPERATORS, *FUNCTIONS, Ops.WHERE, Ops.NEG), str
+        (*_SIGNS, *_FUNCTIONS, Ops.WHERE, Ops.NEG), str
     )
 
     def supported_dtypes(self) -> set[DType]:
@@ -71,6 +78,7 @@ class Text:
     lines: list[str] = field(default_factory=list, init=False)
     depth: int = field(default=1, init=False)
     made: int = field(default=0, init=False)
+    from_memory: set[UOp] = field(default_factory=set, init=False)
 
     def emit(self, line: str) -> None:
         self.lines.append("  " * self.depth + line)
@@ -83,7 +91,6 @@ class Text:
 
 @dataclass
 class _Function(Text):
-    from_memory: set[UOp] = field(default_factory=set)
     uses: Counter[UOp] = field(default_factory=Counter)
     prototypes: set[str] = field(default_factory=set)
     independent: set[UOp] = field(default_factory=set)
@@ -136,10 +143,24 @@ def callable_text(
     )
 
 
-def wrapping(name: str, dtype: DType, operands: Sequence[str]) -> str:
-    """The C expression for a sealed operator on integers."""
+def function_name(f: "Text", u: UOp) -> str | None:
+    """Of what is written as a call, or is to wrap around; None for other operators."""
+    if u.op in _WRAPPING and u.dtype in dtypes.ints and u in f.from_memory:
+        return _WRAPPING[u.op]
+    return u.op.name.lower() if u.op in _FUNCTIONS else called_name(u)
+
+
+def called(name: str, dtype: DType, operands: Sequence[str]) -> str:
+    """The C expression for what has such a name."""
+    if dtype not in dtypes.ints:
+        return c_math.expression(name, dtype, operands)
     unsigned = "uint64_t" if dtype.itemsize == 8 else "uint32_t"
-    return _WRAPPING[name].format(*operands, t=_C_NAMES[dtype], u=unsigned)
+    return _WRAPPING_TEXTS[name].format(*operands, t=_C_NAMES[dtype], u=unsigned)
+
+
+def operation(op: Ops, operands: Sequence[str]) -> str:
+    """What C and CUDA write alike, without parentheses."""
+    return _FORMS[op].format(*operands)
 
 
 def c_name(dtype: DType) -> str:
@@ -202,7 +223,7 @@ def _render_one(f: _Function, u: UOp) -> None:
                 f.from_memory.add(u)
             constant = u.op is Ops.CAST and u.src[0].op is Ops.CONST
             keep = u.op is Ops.WHERE or (name is not None and c_math.is_function(name))
-            _assign(f, u, _expression(f, u, name), constant or (f.uses[u] == 1 and not keep))
+            _assign(f, u, _expression(f, u), constant or (f.uses[u] == 1 and not keep))
 
 
 def _assign(f: _Function, u: UOp, text: str, inline: bool) -> None:
@@ -223,21 +244,16 @@ def operand(f: Text, u: UOp) -> str:
     return constant(u.arg, u.dtype) if u.op is Ops.CONST else f.names[u]
 
 
-def _expression(f: _Function, u: UOp, name: str | None) -> str:
-    if u.op in FUNCTIONS:
-        name = u.op.name.lower()
-    if name is not None and u.dtype in dtypes.ints:
-        return wrapping(name, u.dtype, [operand(f, s) for s in u.src])
-    if name is not None:
-        if c_math.is_function(name):
-            f.prototypes.add(c_math.prototype(name, u.dtype))
-        return c_math.expression(name, u.dtype, tuple(operand(f, s) for s in u.src))
+def _expression(f: _Function, u: UOp) -> str:
     if u.op is Ops.CAST and u.src[0].op is Ops.CONST:
         return constant(u.src[0].arg, u.dtype)
     source = [operand(f, s) for s in u.src]
+    name = function_name(f, u)
+    if name is not None:
+        if u.dtype not in dtypes.ints and c_math.is_function(name):
+            f.prototypes.add(c_math.prototype(name, u.dtype))
+        return called(name, u.dtype, source)
     kind = _kind(f, u)
-    if u.op in WRAPPING and u.dtype in dtypes.ints and u in f.from_memory:
-        return wrapping(WRAPPING[u.op], u.dtype, source)
     match u.op:
         case Ops.CAST if u.dtype == dtypes.float16:
             return f"tt_to_half({source[0]})"
@@ -251,13 +267,7 @@ def _expression(f: _Function, u: UOp, name: str | None) -> str:
         case Ops.BITCAST:
             given = _C_NAMES[u.src[0].dtype]
             return f"((union {{{given} from; {kind} to;}}){{.from = {source[0]}}}).to"
-        case Ops.WHERE:
-            return "({} ? {} : {})".format(*source)
-        case Ops.NEG:
-            return f"(-{source[0]})"
-        case Ops.MAX:
-            return "({0} < {1} ? {1} : {0})".format(*source)
-    return f"({source[0]} {OPERATORS[u.op]} {source[1]})"
+    return f"({operation(u.op, source)})"
 
 
 def constant(value: object, dtype: DType) -> str:
@@ -291,16 +301,12 @@ def constant(value: object, dtype: DType) -> str:
 
 def _independent(uops: Sequence[UOp]) -> set[UOp]:
     """Innermost loops whose iterations do not depend on each other, by their kind."""
-    found: set[UOp] = set()
-    inner: UOp | None = None
-    for u in uops:
-        if u.op is Ops.RANGE:
-            inner = u
-        elif u.op is Ops.END:
-            if inner is not None and inner.arg[-1] is AxisType.LOCAL:
-                found.add(inner)
-            inner = None
-    return found
+    edges = [u for u in uops if u.op in (Ops.RANGE, Ops.END)]
+    return {
+        u
+        for u, after in pairwise(edges)
+        if u.op is Ops.RANGE and after.op is Ops.END and u.arg[-1] is AxisType.LOCAL
+    }
 
 
 def _scalar(uops: Sequence[UOp]) -> set[UOp]:

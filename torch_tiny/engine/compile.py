@@ -182,8 +182,7 @@ class _Compiler:
             if by_rows is not None:
                 return _Written(by_rows[0], [by_rows[1]], None, in_one_way=True)
             if not self._everything and any(map(_is_long, region.calls)):
-                for call in region.original:
-                    self._refuse(call, _NO_SHARED_LOOP)
+                self._give_up(region, _NO_SHARED_LOOP)
                 return None
         own = values(region.trace, region.calls, region.needed_after)
         if own.guarded and not self._target.can_check:
@@ -234,8 +233,7 @@ class _Compiler:
 
     def _error_of(self, region: "_Region", call: Call) -> Exception | None:
         try:
-            own = values(region.trace, [call], call.writes)
-            self._generated(own)
+            self._generated(values(region.trace, [call], call.writes))
         except Exception as error:
             return error.error if isinstance(error, CallError) else error
         return None
@@ -268,8 +266,7 @@ class _Region:
         self.needed_after = {number for slot, number in numbers.items() if slot in needed_after}
         sizes = [trace.slots[slot].nbytes for slot in numbers]
         self.trace = Trace([Slot(nbytes, is_temporary=False) for nbytes in sizes], self.calls)
-        is_listed = self.kind is not None
-        said = (self.calls, sizes, sorted(self.needed_after), is_listed)
+        said = (self.calls, sizes, sorted(self.needed_after), self.kind is not None)
         self.key = digest(context, repr(said))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch_tiny.engine import c_math, c_renderer
-from torch_tiny.engine.c_renderer import FUNCTIONS, OPERATORS, WRAPPING, c_name, wrapping
+from torch_tiny.engine.c_renderer import c_name, called, function_name, operation
 from torch_tiny.engine.cuda_shape import (
     ACROSS,
     LANES,
@@ -114,7 +114,6 @@ class _Function(c_renderer.Text):
     launch: Launch
     scalars: frozenset[UOp]
     trips: dict[UOp, str] = field(default_factory=dict)  # loop of threads -> counter of its trips
-    from_memory: set[UOp] = field(default_factory=set)
     open: list[tuple[UOp, int]] = field(default_factory=list)  # (loop, braces)
     read_back: set[UOp] = field(default_factory=set)  # buffers that are both stored to and loaded
     stored: bool = False  # to one of them, in the open loop of threads
@@ -338,21 +337,15 @@ def _constant(value: object, dtype: DType) -> str:
 
 
 def _expression(f: _Function, u: UOp) -> str:
-    name = called_name(u)
+    name = function_name(f, u)
     if name is not None and name.startswith(COMBINE):
         return _combined(f, u, name.removeprefix(COMBINE))
     if u.op is Ops.CAST and u.src[0].op is Ops.CONST:
         return _constant(u.src[0].arg, u.dtype)
-    source = tuple(_operand(f, s) for s in u.src)
+    source = [_operand(f, s) for s in u.src]
     kind = c_name(u.dtype)
-    if u.op in FUNCTIONS:
-        name = u.op.name.lower()
-    if name is not None and u.dtype in dtypes.ints:
-        return wrapping(name, u.dtype, source)
     if name is not None:
-        return c_math.expression(name, u.dtype, source).replace("__builtin_", "")
-    if u.op in WRAPPING and u.dtype in dtypes.ints and u in f.from_memory:
-        return wrapping(WRAPPING[u.op], u.dtype, source)
+        return called(name, u.dtype, source).replace("__builtin_", "")
     match u.op:
         case Ops.CAST if u.dtype in _HALVES:
             return f"tt_to_{_HALVES[u.dtype]}({source[0]})"
@@ -362,13 +355,7 @@ def _expression(f: _Function, u: UOp) -> str:
             return f"({kind}){source[0]}"
         case Ops.BITCAST:
             return f"tt_bits<{kind}>({source[0]})"
-        case Ops.WHERE:
-            return "{} ? {} : {}".format(*source)
-        case Ops.NEG:
-            return f"-{source[0]}"
-        case Ops.MAX:
-            return "{0} < {1} ? {1} : {0}".format(*source)
-    return f"{source[0]} {OPERATORS[u.op]} {source[1]}"
+    return operation(u.op, source)
 
 
 def _combined(f: _Function, u: UOp, operator: str) -> str:

@@ -106,10 +106,9 @@ class Worker:
             self._running.socket.close()
 
     def _answer(self, job: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        begin = time.monotonic()
+        deadline = time.monotonic() + self.seconds
         running = self._started()
-        running.ask(job, begin + self.seconds)
-        deadline = begin + self.seconds
+        running.ask(job, deadline)
         while self._share == "idle" and time.monotonic() + _FAIR_WAIT < deadline:
             before = running.cpu_seconds()
             with suppress(TimeoutError):

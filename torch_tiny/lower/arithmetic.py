@@ -10,10 +10,6 @@ from torch_tiny.lower.shapes import full_like
 from torch_tiny.uops import UOp, call, dtypes
 
 
-def less(a: UOp, b: UOp) -> UOp:
-    return a < b
-
-
 def less_equal(a: UOp, b: UOp) -> UOp:
     """tinygrad's <= is not(>), which holds for NaN."""
     return (a < b) | a.eq(b) if is_float(a.dtype) else a <= b

@@ -1,6 +1,7 @@
 """Indexing. An equality with positions under a sum is what the compiler turns into a load."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch_tiny.lower.arithmetic import add, maximum, minimum, signbit
@@ -172,10 +173,6 @@ def scatter(x: UOp, dim: int, index: UOp, source: Operand) -> UOp:
     return last.ne(0).where(stored, _as_1d(x)).reshape(int_shape(x))
 
 
-def scatter_add(x: UOp, dim: int, index: UOp, source: UOp) -> UOp:
-    return scatter_reduce(x, dim, index, source, "sum", True)
-
-
 def scatter_reduce(
     x: UOp, dim: int, index: UOp, source: Operand, reduce: str, include_self: bool = True
 ) -> UOp:
@@ -197,6 +194,9 @@ def scatter_reduce(
         n = n.eq(0).where(full_like(n, 1), n).cast(wide)
         result = result / n if is_float(wide) else result.div(n, rounding_mode="floor")
     return cast(touched.where(result, _as_1d(x.cast(wide))), x.dtype).reshape(int_shape(x))
+
+
+scatter_add = partial(scatter_reduce, reduce="sum")
 
 
 def _scattered(x: UOp, dim: int, index: UOp, source: Operand) -> tuple[UOp, UOp, int]:
@@ -311,9 +311,9 @@ def _not_negative(index: UOp, size: int) -> UOp:
 
 
 _OF_REAL: dict[str, Function] = {
-    "scatter.reduce": scatter_reduce,
-    "scatter.value_reduce": scatter_reduce,
-    "scatter_reduce.two": scatter_reduce,
+    **dict.fromkeys(
+        ("scatter.reduce", "scatter.value_reduce", "scatter_reduce.two"), scatter_reduce
+    ),
     "index_reduce": _index_reduce,
 }
 _READS: dict[str, Function] = {
@@ -327,9 +327,7 @@ _WRITES: dict[str, Function] = {
     "scatter.src": scatter,
     "scatter_add": scatter_add,
     **dict.fromkeys(("index_put", "_unsafe_index_put"), index_put),
-    "_index_put_impl": lambda x, indices, values, accumulate, _: index_put(
-        x, indices, values, accumulate
-    ),
+    "_index_put_impl": lambda *args: index_put(*args[:-1]),
     "index_copy": _index_copy,
     "put": _put,
     "embedding_dense_backward": embedding_dense_backward,

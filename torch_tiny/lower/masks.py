@@ -13,7 +13,7 @@ from torch_tiny.lower.reduce import cumsum, sums
 from torch_tiny.lower.rule import Function, Rule, Table, heavy, rules
 from torch_tiny.lower.shapes import arange, full, full_like
 from torch_tiny.uops import UOp, dtypes
-from torch_tiny.views import int_shape
+from torch_tiny.views import ViewSpec, int_shape
 
 
 def ranks(mask: UOp) -> UOp:
@@ -56,14 +56,11 @@ def nonzero_static(x: UOp, size: int, fill: int) -> UOp:
     if 0 in (size, *shape) or not shape:
         return full((size, len(shape)), fill, dtypes.int64)
     mask = cast(x, dtypes.bool).reshape((-1,))
-    n = int_shape(mask)[0]
     order = mask.where(ranks(mask), full((), -1, dtypes.int32))
     hit = order.eq(arange(size).unsqueeze(1))
-    at = hit.where(arange(n) + 1, full((), 0, dtypes.int32)).max((1,))
-    columns = []
-    for dim in range(len(shape)):
-        step = math.prod(shape[dim + 1 :])
-        columns.append(((at - 1) // step % shape[dim]).unsqueeze(1))
+    at = hit.where(arange(math.prod(shape)) + 1, full((), 0, dtypes.int32)).max((1,))
+    steps = ViewSpec.contiguous(shape).strides
+    columns = [((at - 1) // step % n).unsqueeze(1) for step, n in zip(steps, shape, strict=True)]
     found = concatenate(columns, 1).cast(dtypes.int64)
     return at.unsqueeze(1).ne(0).where(found, full((), fill, dtypes.int64))
 

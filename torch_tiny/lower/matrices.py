@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from torch_tiny.linalg.routine import COMPLEX, run
 from torch_tiny.lower import complex_rules, reduce
 from torch_tiny.lower.complex_math import choose, filled, is_zero
@@ -155,10 +157,7 @@ def sizes_of(a: V) -> tuple[Batch, int, int]:
 
 
 def common_batch(a: V, b: V) -> Batch:
-    shapes = [shape_of(x)[:-2] for x in (a, b)]
-    ndim = max(len(s) for s in shapes)
-    padded = [(1,) * (ndim - len(s)) + s for s in shapes]
-    return tuple(y if x == 1 else x for x, y in zip(*padded, strict=True))
+    return np.broadcast_shapes(shape_of(a)[:-2], shape_of(b)[:-2])
 
 
 def sized(batch: Batch, *sizes: int) -> tuple[int, ...]:

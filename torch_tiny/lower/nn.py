@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch_tiny.lower.arithmetic import (
     absolute,
@@ -16,7 +17,7 @@ from torch_tiny.lower.conditions import require
 from torch_tiny.lower.index import gather, take
 from torch_tiny.lower.promote import Number, as_uop, cast, elementwise, known, math_dtype
 from torch_tiny.lower.reduce import amax, moments
-from torch_tiny.lower.rule import Function, Results, Rule, Table
+from torch_tiny.lower.rule import Results, Rule, Table
 from torch_tiny.lower.shapes import (
     Shape,
     arange,
@@ -263,27 +264,19 @@ def _reduced(loss: UOp, reduction: int, dtype: DType) -> UOp:
     return cast(summed / float(count(loss, everything)) if reduction == 1 else summed, dtype)
 
 
-def _loss(function: Callable[..., UOp]) -> Function:
+def _loss(rule: Callable[..., UOp], x: UOp, target: UOp, reduction: int, *numbers: Number) -> UOp:
     """A loss of (input, target, *numbers) and a reduction before the numbers."""
-
-    def rule(x: UOp, target: UOp, reduction: int, *numbers: Number) -> UOp:
-        loss = elementwise(function, to_math(x), to_math(target), *numbers)
-        return _reduced(loss, reduction, x.dtype)
-
-    return rule
+    return _reduced(elementwise(rule, to_math(x), to_math(target), *numbers), reduction, x.dtype)
 
 
-def _loss_backward(function: Callable[..., UOp]) -> Function:
-    """`function` is the derivative with respect to the input."""
-
-    def rule(grad: UOp, x: UOp, target: UOp, reduction: int, *numbers: Number) -> UOp:
-        slope = elementwise(function, to_math(x), to_math(target), *numbers)
-        result = slope * to_math(grad)
-        if reduction == 1:
-            result = result / float(count(slope, tuple(range(slope.ndim))))
-        return cast(result, x.dtype)
-
-    return rule
+def _loss_backward(rule: Callable[..., UOp], grad: UOp, x: UOp, target: UOp, reduction: int,
+                   *numbers: Number) -> UOp:  # fmt: skip
+    """`rule` is the derivative with respect to the input."""
+    slope = elementwise(rule, to_math(x), to_math(target), *numbers)
+    result = slope * to_math(grad)
+    if reduction == 1:
+        result = result / float(count(slope, tuple(range(slope.ndim))))
+    return cast(result, x.dtype)
 
 
 def _smooth_l1(x: UOp, y: UOp, beta: UOp) -> UOp:
@@ -342,9 +335,7 @@ def _nll_forward(x: UOp, target: UOp, weight: UOp | None, reduction: int,
                  ignored: int) -> tuple[UOp, UOp]:  # fmt: skip
     """Classes are dimension 1, or 0 of a single sample."""
     wide, dim = to_math(x), min(1, x.ndim - 1)
-    kept = target.ne(ignored)
-    safe = kept.where(target, full_like(target, 0))
-    factor = _class_weight(weight, safe, kept, wide.dtype)
+    kept, safe, factor = _classes(weight, target, ignored, wide.dtype)
     picked = gather(wide, dim, safe.unsqueeze(dim)).squeeze(dim)
     loss = kept.where(-picked * factor, full((), 0, wide.dtype))
     everything = tuple(range(target.ndim))
@@ -358,22 +349,22 @@ def _nll_forward(x: UOp, target: UOp, weight: UOp | None, reduction: int,
 def _nll_backward(grad: UOp, x: UOp, target: UOp, weight: UOp | None, reduction: int, ignored: int,
                   weights: UOp) -> UOp:  # fmt: skip
     dim = min(1, x.ndim - 1)
-    kept = target.ne(ignored)
-    safe = kept.where(target, full_like(target, 0))
-    factor = -_class_weight(weight, safe, kept, math_dtype(x.dtype))
-    g = to_math(grad) * factor
+    kept, safe, factor = _classes(weight, target, ignored, math_dtype(x.dtype))
+    g = to_math(grad) * -factor
     g = g / to_math(weights) if reduction == 1 else g
     hit = safe.unsqueeze(dim).eq(positions(int_shape(x), dim).cast(target.dtype))
     placed = (hit & kept.unsqueeze(dim)).where(g.unsqueeze(dim), full((), 0, g.dtype))
     return cast(placed.expand(int_shape(x)), x.dtype)
 
 
-def _class_weight(weight: UOp | None, target: UOp, kept: UOp, dtype: DType) -> UOp:
-    zero = full((), 0, dtype)
-    if weight is None:
-        return kept.where(full_like(target, 1.0, dtype), zero)
-    chosen = take(to_math(weight), 0, target.reshape((-1,))).reshape(int_shape(target))
-    return kept.where(chosen, zero)
+def _classes(weight: UOp | None, target: UOp, ignored: int, dtype: DType) -> tuple[UOp, UOp, UOp]:
+    """Which targets count, those with 0 for the others, and their weights."""
+    kept = target.ne(ignored)
+    safe = kept.where(target, full_like(target, 0))
+    chosen = full_like(target, 1.0, dtype)
+    if weight is not None:
+        chosen = take(to_math(weight), 0, safe.reshape((-1,))).reshape(int_shape(target))
+    return kept, safe, kept.where(chosen, full((), 0, dtype))
 
 
 def _rows(x: UOp) -> UOp:
@@ -471,14 +462,14 @@ TABLE: Table = {
     "_batch_norm_with_update": _batch_norm_with_update,
     "native_batch_norm_backward": _batch_norm_backward,
     "batch_norm_backward": lambda *args: _batch_norm_backward(*args[:-1]),
-    "mse_loss": _loss(lambda x, y: (x - y) * (x - y)),
-    "mse_loss_backward": _loss_backward(lambda x, y: (x - y) * 2.0),
-    "smooth_l1_loss": _loss(_smooth_l1),
-    "smooth_l1_loss_backward": _loss_backward(_smooth_l1_slope),
-    "huber_loss": _loss(_huber),
-    "huber_loss_backward": _loss_backward(_huber_slope),
-    "soft_margin_loss": _loss(lambda x, y: call("log1p", exp(-x * y))),
-    "soft_margin_loss_backward": _loss_backward(lambda x, y: -y * sigmoid(-x * y)),
+    "mse_loss": partial(_loss, lambda x, y: (x - y) * (x - y)),
+    "mse_loss_backward": partial(_loss_backward, lambda x, y: (x - y) * 2.0),
+    "smooth_l1_loss": partial(_loss, _smooth_l1),
+    "smooth_l1_loss_backward": partial(_loss_backward, _smooth_l1_slope),
+    "huber_loss": partial(_loss, _huber),
+    "huber_loss_backward": partial(_loss_backward, _huber_slope),
+    "soft_margin_loss": partial(_loss, lambda x, y: call("log1p", exp(-x * y))),
+    "soft_margin_loss_backward": partial(_loss_backward, lambda x, y: -y * sigmoid(-x * y)),
     "binary_cross_entropy": _bce,
     "binary_cross_entropy_backward": _bce_backward,
     "binary_cross_entropy_with_logits": _bce_logits,

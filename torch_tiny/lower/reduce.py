@@ -134,8 +134,10 @@ def logsumexp(x: UOp, dims: Dims, keepdim: bool) -> UOp:
 
 
 def vector_norm(
-    x: UOp, ord_: Number = 2, dims: Dims = None, keepdim: bool = False, dtype: DType | None = None
-) -> UOp:
+    x: UOp, ord_: Number | None, dims: Dims = None, keepdim: bool = False,
+    dtype: DType | None = None,
+) -> UOp:  # fmt: skip
+    ord_ = 2 if ord_ is None else ord_
     result = to_dtype(dtype, float_dtype(x.dtype))
     size = absolute(cast(x, result).cast(math_dtype(result)))
     over = wrap_dims(dims, x.ndim)
@@ -151,10 +153,6 @@ def vector_norm(
         return cast(rule(), result)
     p = as_uop(ord_, size.dtype)
     return cast(call("pow", total(call("pow", size, p), over, keepdim), p.reciprocal()), result)
-
-
-def _norm(x: UOp, p: Number | None, dims: Dims, keepdim: bool, dtype: DType | None = None) -> UOp:
-    return vector_norm(x, 2 if p is None else p, dims, keepdim, dtype)
 
 
 def _renorm(x: UOp, p: Number, dim: int, limit: Number) -> UOp:
@@ -298,9 +296,8 @@ PLAIN: dict[str, Function] = {
     **unbiased("std_mean", lambda *args: (_std(*args), var_mean(*args)[1])),
     "logsumexp": logsumexp,
     "linalg_vector_norm": vector_norm,
-    "norm.Scalar": lambda x, p: _norm(x, p, None, False),
-    **dict.fromkeys(("norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype"), _norm),
-    "norm.ScalarOpt_dtype": lambda x, p, dtype: _norm(x, p, None, False, dtype),
+    **dict.fromkeys(("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype"), vector_norm),
+    "norm.ScalarOpt_dtype": lambda x, p, dtype: vector_norm(x, p, None, False, dtype),
     "dist": lambda a, b, p: vector_norm(a - b, p),
     "renorm": _renorm,
     **dict.fromkeys(("any", "any.dim", "any.dims"), _any),

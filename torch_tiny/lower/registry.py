@@ -106,11 +106,8 @@ def _plan(op: str) -> _Plan | None:
     rule = RULES.get(op)
     if rule is not None:
         return _Plan(schema, functools.partial(_applied, rule), rule)
-    for derive in (_in_place, _out, _foreach, _decomposed):
-        plan = derive(op, schema)
-        if plan is not None:
-            return plan
-    return None
+    plans = (derive(op, schema) for derive in (_in_place, _out, _foreach, _decomposed))
+    return next((plan for plan in plans if plan is not None), None)
 
 
 def _applied(rule: Rule, bound: list[Any], layout: ViewSpec | None) -> Results:
@@ -172,9 +169,7 @@ def _overload_with(name: str, arguments: list[str]) -> str | None:
     """The operator of this name that takes these arguments and makes its result."""
     for op in overloads_of(name):
         schema = schema_of(op)
-        if schema is None or any(a.is_out for a in schema.arguments):
-            continue
-        if _described(schema.arguments) == arguments:
+        if schema is not None and _described(schema.arguments) == arguments:
             return op
     return None
 
@@ -192,9 +187,7 @@ def _foreach(op: str, schema: Schema) -> _Plan | None:
     name, _, overload = op.removeprefix("aten::").partition(".")
     if not name.startswith("_foreach_"):
         return None
-    base = name.removeprefix("_foreach_")
-    in_place = base.endswith("_")
-    base = base.removesuffix("_")
+    base, in_place = name.removeprefix("_foreach_").removesuffix("_"), name.endswith("_")
     base = _FOREACH_NAMES.get((base, overload)) or _FOREACH_NAMES.get((base, "")) or base
     for candidate in (*_FOREACH_OVERLOADS.get(overload, ()), ""):
         single = f"aten::{base}.{candidate}" if candidate else f"aten::{base}"
@@ -264,8 +257,7 @@ def _bound(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
     """One value per argument of the schema."""
     bound = []
     for i, argument in enumerate(schema.arguments):
-        given = i < len(args)
-        value = args[i] if given else kwargs.get(argument.name, argument.default_value)
+        value = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
         if argument.N is not None and isinstance(value, int | float | Lifted):
             value = [value] * argument.N
         bound.append(value)

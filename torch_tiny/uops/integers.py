@@ -53,8 +53,7 @@ def spelled(u: UOp, name: str, spelling: Spelling) -> UOp:
     typed = _operands(u)
     op, value, own = _SEALED[name]
     if all(s.op is Ops.CONST for s in typed):
-        folded = around(value(*(int(s.arg) for s in typed)), u.dtype)
-        return constant(folded, u.dtype)
+        return constant(around(value(*(int(s.arg) for s in typed)), u.dtype), u.dtype)
     text = spelling(name if op is None else _OPERATORS[op], u.dtype) or own
     return _plain(u, name, typed) if text is None else UOp(Ops.CUSTOM, u.dtype, typed, text)
 

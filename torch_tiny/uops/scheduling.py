@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from tinygrad.codegen.simplify import pm_load_collapse, pm_reduce_simplify
+from tinygrad.codegen.simplify import pm_reduce_simplify
 from tinygrad.helpers import Context
 from tinygrad.schedule import create_schedule
 from tinygrad.schedule.indexing import run_rangeify
@@ -28,7 +28,7 @@ from tinygrad.uop.ops import PatternMatcher, UOp, UPat, graph_rewrite
 from torch_tiny.uops.expressions import new_numbers
 from torch_tiny.uops.merge import flatten_ranges
 from torch_tiny.uops.reductions import repeated_sums
-from torch_tiny.uops.rules import sym, symbolic
+from torch_tiny.uops.rules import load_collapse, sym, symbolic
 
 _MOST_WRITTEN_OUT = 100  # UOps of a value that is used several times
 
@@ -59,7 +59,7 @@ def schedule(sink: UOp, keep: Callable[[UOp], bool], most_buffers: int = 0) -> t
 def flatten_kernel(sink: UOp) -> UOp:
     """Indices as sums over loops, gathers as loads: the form that loops are fused in."""
     sink = graph_rewrite(sink, pm_mops, bottom_up=True)
-    sink = graph_rewrite(sink, pm_load_collapse)
+    sink = graph_rewrite(sink, load_collapse)
     return cast(UOp, graph_rewrite(sink, sym + flatten_ranges))
 
 
