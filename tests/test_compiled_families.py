@@ -395,6 +395,15 @@ def test_of_several_nans_the_last_is_the_greatest(k: int) -> None:
     compiled(program)
 
 
+def test_one_element_is_written_before_a_gather() -> None:
+    def program(device: str) -> torch.Tensor:
+        z = complex_numbers(device, 2, 4)
+        z[1, 3] = torch.zeros((), dtype=z.dtype, device=device)
+        return z.gather(-1, torch.tensor([[3, 0, 1, 3], [3, 3, 2, 0]]).to(device))
+
+    compiled(program)
+
+
 @pytest.mark.parametrize("name", ["modified_bessel_k", "scaled_modified_bessel_k"])
 @pytest.mark.parametrize("order", [0, 1])
 def test_bessel_functions_of_small_numbers(name: str, order: int) -> None:

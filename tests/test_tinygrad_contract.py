@@ -23,6 +23,7 @@ from tinygrad.codegen import (
     pm_implicit_barriers,
     pm_linearize_cleanups,
     pm_reduce_local,
+    simplify,
 )
 from tinygrad.codegen.decomp.dtype import pm_dtype_decomps
 from tinygrad.codegen.decomp.op import get_late_rewrite_patterns, get_simplifying_rewrite_patterns
@@ -34,7 +35,6 @@ from tinygrad.codegen.opt import Opt, OptOps
 from tinygrad.codegen.opt.postrange import KernelOptError, Scheduler
 from tinygrad.codegen.simplify import (
     count_divmod,
-    pm_load_collapse,
     pm_reduce_simplify,
     pm_reduce_unparented,
     pm_simplify_ranges,
@@ -104,7 +104,7 @@ from torch_tiny.uops import (
 )
 from torch_tiny.uops import rules as our_rules
 from torch_tiny.uops.passes import Hooks, lower_kernel, passes
-from torch_tiny.uops.rules import half_casts, without
+from torch_tiny.uops.rules import half_casts, load_collapse, without
 from torch_tiny.uops.scheduling import flatten_kernel, schedule
 from torch_tiny.uops.sealed import sealed, sealed_gates
 
@@ -351,12 +351,23 @@ def test_pm_reduce_simplify() -> None:
     assert graph_rewrite(counted, pm_reduce_simplify) is i
 
 
-def test_pm_load_collapse() -> None:
-    """A sum over all places of which one counts is a load."""
+def test_load_collapse() -> None:
+    """A sum over all places of which one counts is a load, also where another place is written."""
     i, r = loop(3), loop(12, 1, AxisType.REDUCE)
-    picked = total((PLACES.index(i) != r).where(0, X.index(r)), r)
-    load = graph_rewrite(picked, pm_load_collapse)
-    assert not count(load)[Ops.REDUCE] and not any(u is r for u in load.toposort())
+    written = (i * 2 + PLACES.index(i).cast(dtypes.weakint) != 7).where(X.index(r), 0)
+    for value in (X.index(r), written):
+        load = graph_rewrite(total((PLACES.index(i) != r).where(0, value), r), load_collapse)
+        assert not count(load)[Ops.REDUCE] and not any(u is r for u in load.toposort())
+
+
+def test_rules_of_load_collapse() -> None:
+    """Of which we replace one each, found by the operator."""
+    for all_rules, known, ops in (
+        (simplify.pm_reduce_load_collapse, simplify.pm_reduce_collapse, [Ops.CMPNE, Ops.REDUCE]),
+        (simplify.pm_load_collapse, PatternMatcher([]), [Ops.REDUCE, Ops.CMPLT]),
+    ):
+        own = [pattern.op for pattern, _ in all_rules.patterns[len(known.patterns) :]]
+        assert own == [(op,) for op in ops]
 
 
 def test_scheduler() -> None:

@@ -62,13 +62,10 @@ def _kernel(name: str, body: Body, arguments: tuple[int, ...]) -> tuple[Kernel, 
         text = c_lanes.render(name, body.uops, pointers, written, routine.batch, routine.dtype)
         groups = -(-routine.batch // c_lanes.lanes_of(routine.dtype))
         return Kernel(name, text, (), groups, work), set()
-    divided = _divided_loop(body.uops) if routine is None else _loop_over_matrices(body.uops)
+    matrices = (u for u in body.uops if u.op is Ops.RANGE and u.arg[-1] is MATRICES)
+    divided = _divided_loop(body.uops) if routine is None else next(matrices)
     source, prototypes = c_renderer.render(name, body.uops, pointers, written, divided)
     return Kernel(name, source, (), 1 if divided is None else extent(divided), work), prototypes
-
-
-def _loop_over_matrices(uops: Sequence[UOp]) -> UOp:
-    return next(u for u in uops if u.op is Ops.RANGE and u.arg[-1] is MATRICES)
 
 
 def _divided_loop(body: Sequence[UOp]) -> UOp | None:

@@ -46,7 +46,7 @@ class GroupKernel(Kernel):
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
-        if self._sharing or not _is_from_data(condition):
+        if self._sharing or not condition.uop.op_in_backward_slice_with_self(Ops.LOAD):
             with super().when(condition):
                 yield
             return
@@ -112,7 +112,3 @@ def _special(count: int, name: str) -> UOp:
 
 def is_shared(u: UOp) -> bool:
     return u.op is Ops.BUFFER and u.addrspace is AddrSpace.LOCAL
-
-
-def _is_from_data(condition: Value) -> bool:
-    return any(u.op is Ops.LOAD for u in condition.uop.toposort())

@@ -183,10 +183,6 @@ def _split_sizes(x: UOp, sizes: Sequence[int], dim: int = 0) -> tuple[UOp, ...]:
     return tuple(cut(x, dim, end - n, end) for n, end in zip(sizes, ends, strict=True))
 
 
-def _unbind(x: UOp, dim: int = 0) -> tuple[UOp, ...]:
-    return tuple(select(x, dim, i) for i in range(int_shape(x)[wrap_dim(dim, x.ndim)]))
-
-
 def unfold(x: UOp, dim: int, size: int, step: int) -> UOp:
     if x.ndim == 0:
         return x.expand((size,)) if size else full((0,), 0, x.dtype)
@@ -392,7 +388,7 @@ VIEWS: dict[str, Function] = {
     "as_strided": _as_strided,
     "split.Tensor": _split,
     "split_with_sizes": _split_sizes,
-    "unbind.int": _unbind,
+    "unbind.int": lambda x, dim=0: tuple(select(x, dim, i) for i in range(x.shape[dim])),
     "unfold": unfold,
 }
 

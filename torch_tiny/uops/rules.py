@@ -3,16 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from tinygrad.codegen import simplify
 from tinygrad.codegen.late.coalesce import simplify_valid_load
 from tinygrad.codegen.late.gater import move_where_load, pm_move_gates_from_index
-from tinygrad.codegen.simplify import (
-    no_range,
-    pm_load_collapse,
-    pm_reduce_collapse,
-    pm_reduce_load_collapse,
-    reduce_collapse,
-    reduce_load_collapse,
-)
 from tinygrad.renderer.cstyle import create_non_native_float_pats, pm_manual_bf16_cast
 from tinygrad.uop import GroupOp, Ops
 from tinygrad.uop import symbolic as algebra
@@ -70,22 +63,22 @@ simpler_indices = PatternMatcher(
 
 
 def _lifted(x: UOp, y: UOp, c: UOp) -> UOp | None:
-    """x + y != c as x != c - y, for a loop in x. tinygrad's rule asks for none, and undoes itself."""
-    if no_range(x) or not (no_range(y) and no_range(c)):
-        return None
-    return x.ne(c.cast(y.dtype) - y)
+    """x + y != c as x != c - y, for a loop in x. tinygrad does it without one, and back again."""
+    fits = not simplify.no_range(x) and simplify.no_range(y) and simplify.no_range(c)
+    return x.ne(c.cast(y.dtype) - y) if fits else None
 
 
-def _picked() -> PatternMatcher:
-    """A sum over what one index picks is a load."""
-    known = pm_reduce_collapse.patterns
-    own = [rule for rule in pm_reduce_load_collapse.patterns if rule not in known]
-    if [pattern.op for pattern, _ in own] != [(Ops.CMPNE,), (Ops.REDUCE,)]:
-        raise ImportError("this tinygrad has other rules for loads at an index")
-    rules = PatternMatcher([*known, (own[0][0], _lifted), own[1]])
-    sums = UPat(Ops.REDUCE, arg=(Ops.ADD, 0), src=(UPat.var("u"), UPat()), name="red")
-    collapse = PatternMatcher([(sums, lambda red, u: reduce_collapse(red, u, pm=rules))])
-    return collapse + without(pm_load_collapse, reduce_load_collapse, 1)
+def _picked(red: UOp, u: UOp) -> UOp | None:
+    return simplify.reduce_collapse(red, u, pm=_picking)
 
 
-load_collapse = _picked()
+def _replaced(rules: PatternMatcher, op: Ops, function: Callable[..., Any]) -> PatternMatcher:
+    """With another function for the last rule about an operator."""
+    at = max(i for i, (pattern, _) in enumerate(rules.patterns) if pattern.op == (op,))
+    kept = list(rules.patterns)
+    return PatternMatcher([*kept[:at], (kept[at][0], function), *kept[at + 1 :]])
+
+
+# A sum over what one index picks is a load.
+_picking = _replaced(simplify.pm_reduce_load_collapse, Ops.CMPNE, _lifted)
+load_collapse = _replaced(simplify.pm_load_collapse, Ops.REDUCE, _picked)
