@@ -1,5 +1,5 @@
-// The interpreter's frames, read without the GIL: what Python's functions for that make, they count
-// under it. All that depends on the version of Python is here.
+// The interpreter's frames, read without the GIL: Python's own functions for that count references.
+// All that depends on the version of Python is here.
 #pragma once
 
 #define Py_BUILD_CORE 1
@@ -30,14 +30,21 @@ inline Frame* innermost_frame(const PyThreadState& thread) {
 #endif
 }
 
-// Null for the frames through which C calls Python.
-inline PyCodeObject* code_of(Frame& frame) {
+// False for the frames through which C calls Python.
+inline bool has_code(const Frame& frame) {
 #if PY_VERSION_HEX >= 0x030E0000
-  return frame.owner >= FRAME_OWNED_BY_INTERPRETER ? nullptr : _PyFrame_GetCode(&frame);
-#elif PY_VERSION_HEX >= 0x030D0000
-  return frame.owner == FRAME_OWNED_BY_CSTACK ? nullptr : _PyFrame_GetCode(&frame);
+  return frame.owner < FRAME_OWNED_BY_INTERPRETER;
 #elif PY_VERSION_HEX >= 0x030C0000
-  return frame.owner == FRAME_OWNED_BY_CSTACK ? nullptr : frame.f_code;
+  return frame.owner != FRAME_OWNED_BY_CSTACK;
+#else
+  return true;
+#endif
+}
+
+// Of a frame that has one.
+inline PyCodeObject* code_of(Frame& frame) {
+#if PY_VERSION_HEX >= 0x030D0000
+  return _PyFrame_GetCode(&frame);
 #else
   return frame.f_code;
 #endif
@@ -49,7 +56,7 @@ inline int instruction_of(Frame& frame) {
 }
 
 // Whether it is code that Python never traces, such as what it puts below an __init__ since 3.13:
-// a constant of the interpreter, which never dies and which nothing may be written into.
+// a constant of the interpreter, which nothing may be written into.
 inline bool is_interpreters_own(const PyCodeObject& code) {
   return code._co_firsttraceable >= Py_SIZE(&code);
 }

@@ -113,7 +113,7 @@ Known learn(PyCodeObject* code) {
   if (!is_library) {
     known.code = kept_like(code);
   }
-  if (known.code != code && !is_own && !watch(code)) {
+  if (known.code != code && (is_own || !watch(code))) {
     Py_INCREF(code);  // its address stays its name
   }
   std::lock_guard lock(codes().mutex);
@@ -164,17 +164,17 @@ void add_library_folder(std::string folder) {
 SourceLine source_line() {
   SourceLine result;
   PyThreadState* thread = Py_IsInitialized() ? PyGILState_GetThisThreadState() : nullptr;
-  // Only this thread changes its frames, and it is busy here.
-  auto* frame = thread == nullptr ? nullptr : innermost_frame(*thread);
-  for (; frame != nullptr; frame = frame->previous) {
-    auto* code = code_of(*frame);
-    if (code == nullptr) {
-      continue;
-    }
-    if (const auto& known = known_of(code); known.origin == Origin::kUser) {
-      result.code = known.code;
-      result.instruction = instruction_of(*frame);
-      return result;
+  if (thread != nullptr) {
+    // Only this thread changes its frames, and it is busy here.
+    for (auto* frame = innermost_frame(*thread); frame != nullptr; frame = frame->previous) {
+      if (!has_code(*frame)) {
+        continue;
+      }
+      if (const auto& known = known_of(code_of(*frame)); known.origin == Origin::kUser) {
+        result.code = known.code;
+        result.instruction = instruction_of(*frame);
+        return result;
+      }
     }
   }
   if (auto node = torch::autograd::get_current_node()) {
