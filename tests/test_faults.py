@@ -60,7 +60,7 @@ import sys, types
 package = sys.modules["torch_tiny"] = types.ModuleType("torch_tiny")
 package.__path__ = [{str(ROOT / "torch_tiny")!r}]
 compile = sys.modules["torch_tiny.engine.compile"] = types.ModuleType("compile")
-def compile_trace(trace, *_):
+def compile_trace(trace, **_):
     from torch_tiny.engine.plan import Code, Made, Plan
     code = Code([], [], [], [], [], [], "")
     return Made(Plan([], [], {{}}, []), {{"key": (code, trace.encode() * 100_000)}})
@@ -463,7 +463,7 @@ LOOK = """
 import os, resource, signal, subprocess
 resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-def look(*_):
+def look(**_):
     command = 'echo "$DEBUG"; exit 3'
     child = subprocess.run(command, shell=True, capture_output=True, text=True)
     from torch_tiny.engine.plan import Made, Plan
