@@ -416,10 +416,8 @@ def _multilabel_margin(x: UOp, target: UOp, reduction: int) -> tuple[UOp, UOp]:
     require((target >= -1) & (target < classes))
     counts, _, is_target, above = _labels(rows, target)
     is_other = counts & is_target.logical_not().unsqueeze(1)
-    loss = total((is_other & (above > 0)).where(above, full_like(above, 0)), (1, 2)) / float(
-        classes
-    )
-    loss = loss.reshape(int_shape(x)[:-1])
+    terms = (is_other & (above > 0)).where(above, full_like(above, 0))
+    loss = (total(terms, (1, 2)) / float(classes)).reshape(int_shape(x)[:-1])
     return _reduced(loss, reduction, x.dtype), is_target.cast(x.dtype).reshape(int_shape(target))
 
 
