@@ -279,6 +279,14 @@ def test_quotients_are_cut_after_they_are_rounded(dtype: torch.dtype) -> None:
     agree(lambda d: torch.div(above.to(d), below[0].to(d), rounding_mode="trunc"))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_numbers_that_are_known_keep_their_type(dtype: torch.dtype) -> None:
+    """1 * -1 is -1 without a type, which could not be written: "KeyError: dtypes.weakfloat"."""
+    agree(lambda d: (-torch.ones(2, 7, dtype=dtype, device=d)).amax(1))
+    agree(lambda d: torch.ones(2, 7, dtype=dtype, device=d).argmin(1))
+    agree(lambda d: (-torch.ones(2, 7, dtype=dtype, device=d)).abs() > 0.5)
+
+
 def test_an_activation_overflows_as_the_cpus() -> None:
     for dtype in (torch.float32, torch.float64):
         most = torch.finfo(dtype).max

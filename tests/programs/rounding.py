@@ -104,14 +104,25 @@ class _RoundedAnew(TorchDispatchMode):
         now = mine.to(exact.dtype)
         is_exacter = mine.dtype not in (torch.float64, torch.complex128)
         share = torch.rand(mine.shape, generator=self._generator, dtype=torch.float64)
-        units = torch.randint(-1, 2, mine.shape, generator=self._generator)
+        units = self._units(mine)
         anew = now + (exact - now) * share if is_exacter else now
-        anew = anew + anew * units * torch.finfo(mine.dtype).eps
-        usable = (now != exact) & now.isfinite() & exact.isfinite()
+        # The parts of a complex number are exact to its size, not each to its own: z / z may be
+        # 1 + 1e-9j in any type.
+        step = anew.abs() if mine.is_complex() else anew
+        anew = anew + step * units * torch.finfo(mine.dtype).eps
+        is_inexact = torch.ones_like(now, dtype=torch.bool) if mine.is_complex() else now != exact
+        usable = is_inexact & now.isfinite() & exact.isfinite()
         anew = torch.where(usable, anew, now)
         if not mine.is_complex():
             anew = torch.where(now.isnan(), torch.copysign(anew, units.sign() - 0.5), anew)
         mine.copy_(anew)
+
+    def _units(self, like: torch.Tensor) -> torch.Tensor:
+        """-1, 0 or 1 for each element, and for each part of a complex one."""
+        units = torch.randint(-1, 2, like.shape, generator=self._generator)
+        if not like.is_complex():
+            return units
+        return torch.complex(units.double(), self._units(like.real).double())
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

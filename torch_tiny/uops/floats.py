@@ -31,8 +31,11 @@ _LN2 = 0.6931471805599453
 
 
 def _seal_one(u: UOp) -> UOp | None:
-    if u.dtype not in dtypes.floats or all(is_constant(s) for s in u.src):
+    if u.dtype not in dtypes.floats:
         return None
+    if all(is_constant(s) for s in u.src):  # computed now; 1 * x is x, which needs a type for that
+        typed = tuple(s.cast(u.dtype) if s.dtype in dtypes.weaks else s for s in u.src)
+        return u.replace(src=typed) if typed != u.src else None
     if u.dtype in HALVES:
         wide = UOp(u.op, dtypes.float32, tuple(s.cast(dtypes.float32) for s in u.src), u.arg)
         return wide.cast(u.dtype)
