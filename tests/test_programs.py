@@ -105,6 +105,12 @@ def test_seeded_tensors_repeat() -> None:
         ("(t1.softmax(1) * 1e17).long().sum().item()", True),
         ("(t0 / 3).sum(1).view(torch.int64).sum().item()", True),
         ("(t0 % torch.zeros_like(t1)).view(torch.uint8).sum().item()", True),
+        ("(0 * t0 / 0).bfloat16().view(torch.int16).sum().item()", True),
+        ("(0 * t0.bfloat16() / 0).clone().view(torch.int16).sum().item()", True),
+        (
+            "torch.full((9,), torch.nan, device=device).clone().view(torch.int32).sum().item()",
+            False,
+        ),
         ("(torch.complex(t0, t1) / torch.complex(t0, t1) / 0).imag.isnan().sum().item()", True),
         ("(torch.complex(t0, t1) * 2).real.long().sum().item() == 7", False),
         ("(t1.softmax(1) * 3).long().sum().item()", False),

@@ -1,13 +1,14 @@
 """Whether a program's answer hangs on the last digit of something that was rounded.
 
 The oracle plays against itself, with each inexact result rounded anew: to anything between it and
-what float64 says, and one unit beyond; NaN gets any sign. Where it differs from itself in the same
+what float64 says, and one unit beyond; a NaN that is computed or cast gets any sign and digits, as
+the CPU's kernels for vectors and for single numbers do. Where it differs from itself in the same
 statement, no device can be asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from util import ORACLE
 from .lockstep import DifferenceError, LockStep, NotAProgramError
 
 TRIES = 24
-# What IEEE defines to the last digit, or what only moves numbers.
-_EXACT = {"add", "sub", "mul", "div", "sqrt", "reciprocal", "neg", "copy", "_to_copy", "clone"}
+_MOVES = {"neg", "copy", "_to_copy", "clone"}
+"""What keeps all digits of a number, a NaN's too, unless it casts."""
+_EXACT = {"add", "sub", "mul", "div", "sqrt", "reciprocal", *_MOVES}
+"""What IEEE defines to the last digit."""
 _ABOVE = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
@@ -29,13 +32,21 @@ _ABOVE = {
     torch.complex128: torch.complex64,
 }
 """In which type to see whether a result is exact: for float64 whether half the digits will do."""
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def hangs_on_rounding(lines: Sequence[str], difference: DifferenceError) -> bool:
-    """Whether the oracle differs from itself in the statement in which the device did."""
+def hangs_on_rounding(
+    lines: Sequence[str],
+    difference: DifferenceError,
+    more: Callable[[str], dict[str, Any]] = lambda _: {},
+) -> bool:
+    """Whether the oracle differs from itself in the statement in which the device did.
+
+    `more`: variables of a device, as of `LockStep`.
+    """
     statement = str(difference).partition("\n")[0]
     for seed in range(TRIES):
-        step = _AgainstItself(seed)
+        step = _AgainstItself(seed, more)
         try:
             for line in lines:
                 step.do(line)
@@ -51,10 +62,10 @@ def hangs_on_rounding(lines: Sequence[str], difference: DifferenceError) -> bool
 
 
 class _AgainstItself(LockStep):
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, more: Callable[[str], dict[str, Any]]) -> None:
         self._anew = _RoundedAnew(seed)
         self._draws = torch.get_rng_state()
-        super().__init__(ORACLE)
+        super().__init__(ORACLE, more)
 
     def act(self, code: Any) -> Exception | None:
         """With random numbers of its own: each side draws the same ones."""
@@ -76,23 +87,25 @@ class _RoundedAnew(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        exact = self._exactly(func, args, kwargs)
+        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        given = [t.dtype for t in _tensors((args, kwargs)) if t.dtype in _ABOVE]
+        is_simple = name in _EXACT and not any(dtype.is_complex for dtype in given)
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        if not given or func.is_view or draws:
+            return func(*args, **kwargs)
+        exact = None if is_simple else self._exactly(func, args, kwargs)
         result = func(*args, **kwargs)
         if exact is not None:
             for mine, better in zip(_tensors(result), _tensors(exact), strict=False):
                 if mine.dtype in _ABOVE and mine.shape == better.shape:
                     self._round(mine, better)
+        for mine in _tensors(result):
+            if mine.dtype in _ABOVE and not (name in _MOVES and {*given} == {mine.dtype}):
+                self._fill_in_nans(mine)
         return result
 
     def _exactly(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """The same in another type; None where nothing is rounded."""
-        name = func._schema.name.removeprefix("aten::").removesuffix("_")
-        floats = [t for t in _tensors((args, kwargs)) if t.dtype in _ABOVE]
-        is_simple = name in _EXACT and not any(t.is_complex() for t in floats)
-        if not floats or func.is_view or is_simple:
-            return None
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            return None
+        """The same in another type; None where there is no such."""
         try:
             given, named = pytree.tree_map(_above, (args, kwargs))
             return func(*given, **named)
@@ -112,10 +125,18 @@ class _RoundedAnew(TorchDispatchMode):
         anew = anew + step * units * torch.finfo(mine.dtype).eps
         is_inexact = torch.ones_like(now, dtype=torch.bool) if mine.is_complex() else now != exact
         usable = is_inexact & now.isfinite() & exact.isfinite()
-        anew = torch.where(usable, anew, now)
-        if not mine.is_complex():
-            anew = torch.where(now.isnan(), torch.copysign(anew, units.sign() - 0.5), anew)
-        mine.copy_(anew)
+        mine.copy_(torch.where(usable, anew, mine))
+
+    def _fill_in_nans(self, mine: torch.Tensor) -> None:
+        """The NaN of this type, the same with a sign, or all digits ones."""
+        parts = torch.view_as_real(mine) if mine.is_complex() else mine
+        plain = torch.full((), torch.nan, dtype=parts.dtype)
+        digits = _INTEGERS[parts.dtype.itemsize]
+        nans = torch.stack([plain, plain.neg()]).view(digits)
+        nans = torch.cat([nans, torch.full((1,), -1, dtype=digits)])
+        which = torch.randint(len(nans), parts.shape, generator=self._generator)
+        bits = parts.view(digits)
+        bits.copy_(torch.where(parts.isnan(), nans[which], bits))
 
     def _units(self, like: torch.Tensor) -> torch.Tensor:
         """-1, 0 or 1 for each element, and for each part of a complex one."""
