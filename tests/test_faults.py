@@ -431,6 +431,24 @@ def test_a_worker_that_gets_no_processor_is_replaced_by_one_that_does_not_give_w
     worker.stop()
 
 
+def test_a_worker_that_has_grown_large_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two jobs, none of which is lost."""
+    from torch_tiny.engine import worker as module
+
+    start_quickly(monkeypatch)
+    worker = module.Worker(seconds=60)
+    worker.compile(module.Job("x", False, "cpu"))
+    first = worker.pid
+    worker.compile(module.Job("x", False, "cpu"))
+    assert worker.pid == first is not None
+    monkeypatch.setattr(module, "_MOST_RESIDENT", 1 << 20)
+    for _ in range(3):
+        assert worker.compile(module.Job("y", False, "cpu")).built["key"][1] == b"y" * 100_000
+        assert worker.pid is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+
+
 def test_a_worker_that_cannot_import_its_compiler_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

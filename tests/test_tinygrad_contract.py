@@ -50,7 +50,7 @@ from tinygrad.renderer.cstyle import (
 )
 from tinygrad.renderer.wgsl import WGSLRenderer
 from tinygrad.schedule import create_schedule
-from tinygrad.schedule.indexing import run_rangeify
+from tinygrad.schedule.indexing import apply_movement_op, run_rangeify
 from tinygrad.schedule.rangeify import (
     BufferizeOpts,
     LimitBufsContext,
@@ -565,6 +565,16 @@ def test_rewriting_with_a_memory_is_tinygrads() -> None:
         assert RewriteContext.unified_rewrite is rewriting._with_memory
         assert [graph_rewrite(graph, sym) for graph in graphs] == plain
         assert [graph_rewrite(graph, sym) for graph in graphs] == plain
+
+
+def test_what_tinygrad_remembers_without_end_is_forgotten() -> None:
+    """Else a worker, and a program on a portable device, would grow with every new shape."""
+    i = loop(2)
+    with compiling():
+        for size in range(rewriting.MOST_REMEMBERED + 1):
+            apply_movement_op(Ops.RESHAPE, (2,), (2, 1), (i + size,))
+        assert apply_movement_op.cache_info().currsize > rewriting.MOST_REMEMBERED
+    assert apply_movement_op.cache_info().currsize == 0
 
 
 def test_each_pass_alone() -> None:

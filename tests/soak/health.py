@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from torch_tiny.engine import service
+
 from .settings import MARK
 from .shared import bin_of_tensors
 
@@ -30,11 +32,14 @@ class Held:
     threads: int
     libraries: int
     """Mapped shared objects."""
+    worker: int
+    """Bytes of the process that compiles."""
 
     def __str__(self) -> str:
         return (
             f"{self.resident >> 20} MiB, {self.device} bytes on devices, {self.files} files "
-            f"and {self.compiling} of a compile, {self.threads} threads, {self.libraries} libraries"
+            f"and {self.compiling} of a compile, {self.threads} threads, "
+            f"{self.libraries} libraries, worker {self.worker >> 20} MiB"
         )
 
 
@@ -52,12 +57,13 @@ def held() -> Held:
     files = list(_open_files())
     compiling = sum(map(_is_of_a_compile, files))
     return Held(
-        resident=_anonymous_bytes(),
+        resident=_anonymous_bytes("self"),
         device=on_devices,
         files=len(files) - compiling,
         compiling=compiling,
         threads=threading.active_count(),
         libraries=len({line.split(maxsplit=5)[5] for line in maps if ".so" in line}),
+        worker=_bytes_of_worker(),
     )
 
 
@@ -74,8 +80,15 @@ def processes(mark: str) -> list[str]:
     return found
 
 
-def _anonymous_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+def _bytes_of_worker() -> int:
+    assert service.engine is not None
+    with suppress(OSError):  # replaced meanwhile
+        return sum(map(_anonymous_bytes, service.engine.workers.pids))
+    return 0
+
+
+def _anonymous_bytes(process: int | str) -> int:
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) << 10
     raise RuntimeError("this system does not tell what memory is a process's own")

@@ -18,6 +18,7 @@ WEIGHINGS = 6
 # of what is made once has been made, and than after two thirds, since when nothing is new.
 _GROWTH = {1: 0.10, 2: 0.03}
 _KEPT = (128, 2048, 8192)  # plans, signatures, codes: the first two are full after minutes
+_MOST_OF_WORKER = 512 << 20  # bytes, with torch and the code of all regions that it remembers
 _OF_ONE_COMPILE = 4  # its lock, the folder, a file there, and /proc, which is read to see it work
 
 
@@ -69,6 +70,8 @@ def growth(weights: list[Held]) -> list[str]:
         before, after = getattr(early, what), getattr(late, what)
         if after > before:
             found.append(f"{what}: {after}, where there were {before}")
+    if (most := max(held.worker for held in weights)) > _MOST_OF_WORKER:
+        found.append(f"the worker has grown to {most >> 20} MiB")
     if late.compiling > _OF_ONE_COMPILE:
         found.append(f"{late.compiling} open files of compiles, of which one is under way")
     return found

@@ -82,16 +82,12 @@ def _serve(connection: socket.socket, jobs: "queue.SimpleQueue[bytes]") -> None:
     known: dict[str | None, Any] = {}
     while True:
         job = json.loads(jobs.get())
-        hangs = False
         try:
             answer = _answer(job, known)
         except Exception as error:  # one trace's trouble is not the next one's
             said = {"error": f"{type(error).__name__}: {error}", "bytes": 0}
             answer = json.dumps(said).encode() + b"\n"
-            hangs = isinstance(error, TimeoutError)
         connection.sendall(answer)
-        if hangs:  # gcc may have started what does
-            return
 
 
 def _answer(job: dict[str, Any], known: dict[str | None, Any]) -> bytes:

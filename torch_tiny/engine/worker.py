@@ -1,9 +1,9 @@
 """The process that compiles, seen from the program: started when there is something to do.
 
 Jobs and answers pass through one socket, each a line of JSON; an answer is followed by the bytes of
-shared objects. A worker that dies, hangs or grows too large takes one job with it. It leads a
-group of processes, gcc among them, that ends as a whole: when the program says so, when it has
-ended in whatever way (engine/server.py sees to that), or when a job takes too long.
+shared objects. A worker that dies or hangs takes one job with it; one that has grown large is
+replaced. It leads a group of processes, gcc among them, that ends as a whole: when the program says
+so, when it has ended in whatever way (engine/server.py sees to that), or when a job takes too long.
 """
 
 import fcntl
@@ -35,6 +35,8 @@ _PARTING = 2.0
 """Seconds for the worker to clear up once it is told to end."""
 _FAIR_WAIT, _FAIR_SHARE = 10.0, 0.25
 """Seconds after which a worker that was given less of them than this gives way no longer."""
+_MOST_RESIDENT = 1 << 30
+"""Bytes of a worker after a job beyond which the next one gets a new worker."""
 Share = Literal["idle", "lower", "equal"]
 """Of the processor: what the program leaves, less than the program's, as much."""
 _PREFIX = "torch_tiny_worker_"
@@ -90,6 +92,10 @@ class Worker:
             except BaseException:  # Ctrl-C: the answer to this job must not be taken for the next's
                 self.stop()
                 raise
+            running = self._running
+            is_large = running is not None and running.resident_bytes() > _MOST_RESIDENT
+            if "error" in answer or is_large:  # what gcc has started may hang
+                self.stop()
         if "error" in answer:
             raise WorkerError(answer["error"])
         return from_bytes(answer, libraries)
@@ -220,6 +226,13 @@ class _Running:
                 if int(said[2]) == self.process.pid:  # its group
                     ticks += sum(map(int, said[11:15]))
         return ticks / os.sysconf("SC_CLK_TCK")
+
+    def resident_bytes(self) -> int:
+        """Of the process alone; 0 where it has just ended."""
+        with suppress(OSError):
+            pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
+            return int(pages) * os.sysconf("SC_PAGE_SIZE")
+        return 0
 
     def has_ended(self) -> bool:
         """Without forgetting its number, which is that of its group."""

@@ -5,7 +5,9 @@ rules has made of one is not worked out again by the next pass or for the next k
 which rules are tried is tinygrad's. A program's own use of tinygrad goes on without.
 """
 
+import functools
 import inspect
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +38,19 @@ def compiling() -> Iterator[None]:
             yield
     finally:
         _this_thread.memory = None
+        _forget()
+
+
+MOST_REMEMBERED = 4096
+
+
+def _forget() -> None:
+    """tinygrad remembers without end what some functions made of nodes, and so all the nodes."""
+    for module in [m for name, m in list(sys.modules.items()) if name.startswith("tinygrad.")]:
+        for one in list(vars(module).values()):
+            is_memory = isinstance(one, functools._lru_cache_wrapper)
+            if is_memory and one.cache_info().currsize > MOST_REMEMBERED:
+                one.cache_clear()
 
 
 _this_thread = threading.local()
