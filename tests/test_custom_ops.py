@@ -21,6 +21,10 @@ def _operators() -> Iterator[None]:
     library.impl("both", lambda x: (x + 1, x.sum()), KEY)
     library.define("sums(Tensor[] xs) -> Tensor[]")
     library.impl("sums", lambda xs: [x.sum() for x in xs], KEY)
+    library.define("halves(Tensor x) -> Tensor[]")
+    library.impl("halves", lambda x: list((x * 2).chunk(2)), KEY)
+    library.define("ends(Tensor x) -> (Tensor, Tensor)")
+    library.impl("ends", lambda x: ((y := x * 2)[:1], y[-2:]), KEY)
     library.define("into(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
     library.impl("into", lambda x, *, out: out.copy_(x * 2), KEY)
     library.define("composite(Tensor x) -> Tensor")
@@ -108,6 +112,14 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_calls(name: str, device: str) -> None:
     agree(lambda d: CALLS[name](numbers(3, 4).to(d)), device)
+
+
+def test_results_in_one_piece_are_taken_apart(device: str) -> None:
+    def program(where: str) -> list[Tensor]:
+        x = numbers(4, 3).to(where).T
+        return [*torch.ops.tinytest.halves(x), *torch.ops.tinytest.ends(x)]
+
+    agree(program, device, offset=False)
 
 
 def test_results_of_another_shape_each_time(device: str) -> None:

@@ -293,6 +293,13 @@ def test_an_activation_overflows_as_the_cpus() -> None:
         agree(lambda d: F.hardswish(torch.tensor([most, most / 7, 1, -2], dtype=dtype).to(d)))  # noqa: B023
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_zero_is_not_below_zero(dtype: torch.dtype) -> None:
+    zeros = torch.tensor([0.0, -0.0, NAN] * 11, dtype=dtype)
+    agree(lambda d: F.elu(zeros.to(d), -1.5))
+    agree(lambda d: torch.ops.aten.elu(zeros.to(d), 1, 1, INF))
+
+
 class Called(TorchDispatchMode):
     """The names of the operators that are called."""
 

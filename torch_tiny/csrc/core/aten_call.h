@@ -30,6 +30,11 @@ class HostScope {
   c10::OptionalDeviceGuard device_;
 };
 
+// Whether a result lies in the same memory as another one, or as something that the operator keeps.
+inline bool shares_memory(const at::Tensor& result) {
+  return result.storage().use_count() != 1;
+}
+
 // A copy of a CPU tensor that nobody else can change.
 at::Tensor copy_on_host(const at::Tensor& tensor);
 

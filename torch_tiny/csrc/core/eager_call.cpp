@@ -1,5 +1,8 @@
 #include "core/eager_call.h"
 
+#include <ATen/MemoryOverlap.h>
+#include <ATen/ops/empty_strided.h>
+
 #include "core/aten_call.h"
 #include "memory/storage.h"
 #include "random/generator.h"
@@ -110,7 +113,16 @@ class EagerCall {
             tiny, tensor.sizes(), tensor.strides(), tensor.storage_offset(), tensor.scalar_type());
       }
     }
-    return adopt_tensor(device_, tensor);
+    return adopt_tensor(device_, shares_memory(tensor) ? own_copy(tensor) : tensor);
+  }
+
+  // cuDNN returns the gradients of all weights in one piece.
+  at::Tensor own_copy(const at::Tensor& tensor) const {
+    const HostScope scope(device_);
+    if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+      return tensor.clone();
+    }
+    return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options()).copy_(tensor);
   }
 
   void check_layout(const at::Tensor& tensor) const {

@@ -42,22 +42,6 @@ Tensor metadata_on_host(const Tensor& tensor) {
   return result;
 }
 
-// There is no entry for cuDNN's attention. What it takes, efficient attention takes as well, but
-// for key heads that several query heads share; flash attention has them, though no masks. Else
-// PyTorch repeats the heads itself.
-at::SDPBackend instead_of_cudnn(
-    const Tensor& query, const Tensor& key, const Tensor& value, bool masked, bool causal) {
-  constexpr int64_t kWidestFlashHead = 256;
-  constexpr int64_t kHeads = -3;
-  if (query.size(kHeads) == key.size(kHeads) && query.size(kHeads) == value.size(kHeads)) {
-    return at::SDPBackend::efficient_attention;
-  }
-  const bool is_flash = !masked && query.size(-1) == value.size(-1) &&
-      query.size(-1) <= kWidestFlashHead && key.size(kHeads) == value.size(kHeads) &&
-      !(causal && query.size(-2) != key.size(-2));
-  return is_flash ? at::SDPBackend::flash_attention : at::SDPBackend::math;
-}
-
 int64_t choose(
     const Tensor& query,
     const Tensor& key,
@@ -82,15 +66,10 @@ int64_t choose(
       causal,
       scale,
       enable_gqa));
-  if (host_device(index).type() != c10::kCPU) {
-    if (choice == at::SDPBackend::cudnn_attention) {
-      choice = instead_of_cudnn(query, key, value, host_mask.has_value(), causal);
-    }
-    // PyTorch takes "flash" on a device from outside for the CPU's; on CUDA memory it comes in by
-    // the entry for such devices.
-    if (choice == at::SDPBackend::flash_attention) {
-      choice = at::SDPBackend::overrideable;
-    }
+  // PyTorch takes "flash" on a device from outside for the CPU's; on CUDA memory it comes in by the
+  // entry for such devices.
+  if (host_device(index).type() != c10::kCPU && choice == at::SDPBackend::flash_attention) {
+    choice = at::SDPBackend::overrideable;
   }
   return static_cast<int64_t>(choice);
 }

@@ -415,15 +415,14 @@ void Runner::run_call(const Call& call) {
       continue;
     }
     if (signature.list_sizes[i] == Signature::kTensor) {
-      take_result(call, next++, std::move(stack_[i]).toTensor());
+      take_result(call, next++, stack_[i].toTensor());
     } else {
-      auto list = stack_[i].toTensorVector();
-      stack_[i] = {};
-      for (auto& tensor : list) {
-        take_result(call, next++, std::move(tensor));
+      for (const auto& tensor : stack_[i].toTensorVector()) {
+        take_result(call, next++, tensor);
       }
     }
   }
+  stack_.clear();  // not before: results that share memory are told by each other
 }
 
 void Runner::take_result(const Call& call, size_t index, at::Tensor tensor) {
@@ -437,10 +436,10 @@ void Runner::take_result(const Call& call, size_t index, at::Tensor tensor) {
       c10::IntArrayRef(expected.spec.sizes),
       " but got ",
       tensor.defined() ? c10::str(tensor.sizes()) : std::string("none"));
-  // A fresh result owns its memory: two references are this tensor's and no one else's.
-  if (C10_UNLIKELY(
-          !has_layout(tensor, expected) || tensor.device() != host_ ||
-          tensor.storage().use_count() != 1)) {
+  // Every fresh result has memory of its own, from its first call on (eager_call.cpp).
+  if (C10_UNLIKELY(shares_memory(tensor) && tensor.device() == host_)) {
+    tensor = with_layout(tensor, expected, host_);
+  } else if (C10_UNLIKELY(!has_layout(tensor, expected) || tensor.device() != host_)) {
     call.signature->stale = true;
     ++relayouts;
     note_trouble("relayout", "another layout than before: " + call.signature->op->name, call.where);
