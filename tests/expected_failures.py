@@ -25,7 +25,6 @@ class Gap:
 _STRIDED = "tiny has strided tensors only; the error names the operator"
 _RUNNING = "CUDA drops the update of running statistics that are not contiguous; tiny keeps it"
 _FUSED = "CUDA's fused kernel is chosen by the device's name; an empty result has other strides"
-_CUDNN = "PyTorch gives no other device the way to cuDNN's attention; the result has other strides"
 _ACCUMULATION = "PyTorch chooses the accumulation type by the name of the device, in Python"
 _CHUNKED = ("linear_cross_entropy.chunked", "linear_cross_entropy.chunked_none")
 
@@ -51,7 +50,6 @@ GAPS: list[Gap] = [
     Gap("nn.functional.rms_norm", "forward", "float32", _FUSED, "cuda"),
     Gap("nn.functional.rms_norm", "forward", "bfloat16", _FUSED, "cuda"),
     Gap("nn.functional.rms_norm", "noncontiguous", "float32", _FUSED, "cuda"),
-    Gap("nn.functional.scaled_dot_product_attention", "forward", "bfloat16", _CUDNN, "cuda"),
     *(
         Gap(f"nn.functional.{op}", "forward", "bfloat16", _ACCUMULATION, "cpu", ">=2.13")
         for op in _CHUNKED

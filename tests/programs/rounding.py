@@ -117,6 +117,7 @@ class _RoundedAnew(TorchDispatchMode):
         now = mine.to(exact.dtype)
         is_exacter = mine.dtype not in (torch.float64, torch.complex128)
         share = torch.rand(mine.shape, generator=self._generator, dtype=torch.float64)
+        share = share.to(mine.device)
         units = self._units(mine)
         anew = now + (exact - now) * share if is_exacter else now
         # The parts of a complex number are exact to its size, not each to its own: z / z may be
@@ -130,17 +131,17 @@ class _RoundedAnew(TorchDispatchMode):
     def _fill_in_nans(self, mine: torch.Tensor) -> None:
         """The NaN of this type, the same with a sign, or all digits ones."""
         parts = torch.view_as_real(mine) if mine.is_complex() else mine
-        plain = torch.full((), torch.nan, dtype=parts.dtype)
+        plain = torch.full((), torch.nan, dtype=parts.dtype, device=parts.device)
         digits = _INTEGERS[parts.dtype.itemsize]
         nans = torch.stack([plain, plain.neg()]).view(digits)
-        nans = torch.cat([nans, torch.full((1,), -1, dtype=digits)])
-        which = torch.randint(len(nans), parts.shape, generator=self._generator)
+        nans = torch.cat([nans, torch.full_like(nans[:1], -1)])
+        which = torch.randint(len(nans), parts.shape, generator=self._generator).to(parts.device)
         bits = parts.view(digits)
         bits.copy_(torch.where(parts.isnan(), nans[which], bits))
 
     def _units(self, like: torch.Tensor) -> torch.Tensor:
         """-1, 0 or 1 for each element, and for each part of a complex one."""
-        units = torch.randint(-1, 2, like.shape, generator=self._generator)
+        units = torch.randint(-1, 2, like.shape, generator=self._generator).to(like.device)
         if not like.is_complex():
             return units
         return torch.complex(units.double(), self._units(like.real).double())

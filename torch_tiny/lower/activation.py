@@ -58,9 +58,7 @@ def _softplus_backward(grad: UOp, x: UOp, beta: UOp, threshold: UOp) -> UOp:
 
 
 def _elu(x: UOp, alpha: UOp, scale: UOp, input_scale: UOp) -> UOp:
-    return (x < full_like(x, 0)).where(
-        call("expm1", x * input_scale) * (alpha * scale), x * scale
-    )
+    return (x < full_like(x, 0)).where(call("expm1", x * input_scale) * (alpha * scale), x * scale)
 
 
 def _elu_backward(
