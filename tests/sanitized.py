@@ -61,7 +61,8 @@ def main() -> int:
     make_tree(tree)
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir()
-    environment = {**os.environ, **settings(args.sanitizer, reports), "PYTHONPATH": str(tree)}
+    path = os.pathsep.join(filter(None, (str(tree), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, **settings(args.sanitizer, reports), "PYTHONPATH": path}
     failed = run(["-m", "pytest", "-p", "no:cacheprovider", *(options or TESTS)], tree, environment)
     if args.minutes:
         soak = ["-m", "tests.soak", "--minutes", str(args.minutes), "--unweighed"]

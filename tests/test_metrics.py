@@ -255,6 +255,11 @@ def test_command_line_info() -> None:
     assert KIND in out
 
 
+def test_command_line_info_where_the_compiler_fails() -> None:
+    out = python("from torch_tiny.cli import info\nprint(info())", CXX="false")
+    assert "false, which fails" in out
+
+
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
     optimizer.zero_grad()
     loss = torch.nn.functional.cross_entropy(model(x), y)

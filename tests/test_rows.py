@@ -1,18 +1,26 @@
 """Compiled calls on lists of tensors: few functions, whatever the number and sizes of tensors."""
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Hashable
+from pathlib import Path
 
 import pytest
 import torch
-from harness import agree, needs_cpu_memory, needs_tiny, numbers, python
+from cuda_machines import Emulator
+from harness import agree, needs_tiny, numbers, only_on_cpu_memory, python
 from torch import Tensor
 from util import DEVICE
 
 from torch_tiny import _C
+from torch_tiny.engine.codegen_home import Program
+from torch_tiny.engine.codegen_place import Kernel
 from torch_tiny.engine.compile import compile_trace
-from torch_tiny.engine.plan import Made
+from torch_tiny.engine.loadable import as_file
+from torch_tiny.engine.rows import compiled, lists_of
+from torch_tiny.engine.target import Cpu, Cuda
+from torch_tiny.trace import Call, read_trace
 
-pytestmark = [needs_tiny, needs_cpu_memory, pytest.mark.usefixtures("everything_compiled")]
+pytestmark = [needs_tiny, pytest.mark.usefixtures("everything_compiled")]
 
 SHAPES = ((64, 64), (7, 3), (1,), (), (5, 1, 4), (33,), (2, 3, 4, 5))
 
@@ -87,11 +95,16 @@ def _empty_ones(where: str) -> Lists:
 
 KINDS: tuple[Callable[[str], Lists], ...] = (
     *(_plain, _in_one_block, _channels_last, _in_two_orders, _with_steps, _of_several_types),
-    *(_the_same_twice, _over_each_other, _empty_ones),
+    _empty_ones,
 )
+SHARED = (_the_same_twice, _over_each_other)
+IN_ORDER = only_on_cpu_memory("on a GPU tensors of a list that share memory have no order")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [*KINDS, *(pytest.param(k, marks=IN_ORDER) for k in (_the_same_twice, _over_each_other))],
+)
 def test_any_memory(kind: Callable[[str], Lists]) -> None:
     def program(where: str) -> list[Tensor]:
         p, g, m = kind(where)
@@ -132,7 +145,10 @@ def _numbers_alone(where: str) -> list[Tensor]:
     return parameters
 
 
-@pytest.mark.parametrize("program", [_broadcast, _promoted, _by_one_of_them, _numbers_alone])
+@pytest.mark.parametrize(
+    "program",
+    [_broadcast, _promoted, pytest.param(_by_one_of_them, marks=IN_ORDER), _numbers_alone],
+)
 def test_numbers_among_tensors(program: Callable[[str], list[Tensor]]) -> None:
     for _ in range(3):
         agree(program, DEVICE)
@@ -178,7 +194,7 @@ def test_optimizers(name: str) -> None:
     agree(program, DEVICE)
 
 
-def _made_of_a_step(count: int) -> Made:
+def _trace_of_a_step(count: int) -> str:
     parameters, gradients, _ = lists(DEVICE, count)
     for one, gradient in zip(parameters, gradients, strict=True):
         one.grad = gradient
@@ -194,12 +210,12 @@ def _made_of_a_step(count: int) -> Made:
     finally:
         traces = _C.listen(False)
         _C.set_mode("uop")
-    return compile_trace(max(traces, key=len))
+    return max(traces, key=len)
 
 
 def test_a_step_over_many_tensors_has_few_functions() -> None:
     """No more than over a few."""
-    few, many = (_made_of_a_step(n) for n in (14, 140))
+    few, many = (compile_trace(_trace_of_a_step(n)) for n in (14, 140))
     functions = [
         {(key, kernel["name"]) for key, (code, _) in made.built.items() for kernel in code.kernels}
         for made in (few, many)
@@ -207,3 +223,42 @@ def test_a_step_over_many_tensors_has_few_functions() -> None:
     assert len(functions[1]) <= len(functions[0])
     assert not many.plan.failed
     assert max(len(code.kernels) for code, _ in many.built.values()) == 140
+
+
+def test_on_a_gpu_a_step_over_many_tensors_has_few_launches(tmp_path: Path) -> None:
+    """They compute what the kernels for the CPU do."""
+    trace = read_trace(_trace_of_a_step(35))
+    groups: dict[Hashable, list[Call]] = {}
+    for call in trace.calls:
+        if (kind := lists_of(call)) is not None:
+            groups.setdefault(kind, []).append(call)
+    launches = []
+    for calls in groups.values():
+        written = set().union(*(call.writes for call in calls))
+        own, launched = compiled(calls, written, Cuda("sm_90"))
+        same, called = compiled(calls, written, Cpu())
+        assert same.buffers == own.buffers
+        numbers = {i for i, buffer in enumerate(own.buffers) if buffer.slot is None}
+        memory = [
+            torch.rand(buffer.size, dtype=getattr(torch, str(buffer.dtype).removeprefix("torch.")))
+            for buffer in own.buffers
+        ]
+        expected = [one.clone() for one in memory]
+        emulator = Emulator(tmp_path)
+        emulator.load(launched)
+        emulator.run(launched, memory, numbers)
+        on_cpu(called, expected)
+        torch.testing.assert_close(memory, expected)
+        launches.append(len(launched.kernels))
+    assert len(groups) == 1 and launches[0] <= 8
+
+
+def on_cpu(program: Program[Kernel], memory: list[Tensor]) -> None:
+    with as_file(Cpu().build({"v0": program})) as path:
+        library = ctypes.CDLL(path)
+    for kernel in program.kernels:
+        table = (ctypes.c_void_p * len(kernel.buffers))(
+            *(memory[buffer].data_ptr() for buffer in kernel.buffers)
+        )
+        function = getattr(library, f"v0_{kernel.name}")
+        function(table, ctypes.c_int64(0), ctypes.c_int64(kernel.parallel))

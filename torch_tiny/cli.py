@@ -116,5 +116,6 @@ def _compiler() -> str | None:
     command = shutil.which(os.environ.get("CXX", "c++"))
     if command is None:
         return None
-    answer = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
-    return answer.stdout.splitlines()[0]
+    answer = subprocess.run([command, "--version"], capture_output=True, text=True, check=False)
+    works = answer.returncode == 0 and answer.stdout
+    return answer.stdout.splitlines()[0] if works else f"{command}, which fails"

@@ -1,5 +1,6 @@
 """Where arguments of kernels live: in the region's buffers where that is safe, or temporaries."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -19,6 +20,20 @@ class Program(Generic[K]):
     temporaries: tuple[int, ...]  # bytes of each
     copies: tuple[tuple[int, int], ...]
     source: str  # of all kernels
+
+
+@dataclass(frozen=True)
+class Part(Generic[K]):
+    """The one kernel of a program that was made for any number of elements, at work on `size`."""
+
+    program: Program[K]
+    any_size: int  # what it was made for
+    places: Sequence[int]  # of its buffers
+    size: int
+
+
+LARGE_NUMBER = re.compile(r"(?<![\w.])\d{6,}(?![\w.])")
+"""No code has such numbers but those that stand for any size."""
 
 
 @dataclass(frozen=True)

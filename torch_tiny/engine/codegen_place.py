@@ -1,10 +1,11 @@
 """Gives each argument of the kernels its memory, in place where that is safe, and renders them."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch_tiny.engine import c_lanes, c_math, c_renderer
-from torch_tiny.engine.codegen_home import Lines, Program, accesses, homes, used
+from torch_tiny.engine.codegen_home import LARGE_NUMBER, Lines, Part, Program, accesses, homes, used
 from torch_tiny.engine.codegen_routine import Written
 from torch_tiny.linalg.kernel import MATRICES, Style
 from torch_tiny.uops import AddrSpace, AxisType, Ops, UOp
@@ -50,6 +51,28 @@ def place(count: int, bodies: Sequence[Body], numbers: Mapping[int, int | None])
     texts = (kernel.source for kernel in made.values())
     source = "\n".join(("#include <stdint.h>", *sorted(prototypes), c_math.HELPERS, *texts))
     return Program(tuple(kernels), home.temporaries, home.copies, source)
+
+
+def takes_any_size(kernel: Kernel, size: int) -> bool:
+    """Whether it says nowhere but at the end of its loop that it is for `size` elements."""
+    return kernel.parallel == size and not LARGE_NUMBER.search(kernel.source)
+
+
+def joined(parts: Sequence[Part[Kernel]]) -> Program[Kernel]:
+    """Each part is a call of the function of its kind, under another name."""
+    names: dict[int, str] = {}
+    kernels = []
+    for part in parts:
+        (kernel,) = part.program.kernels
+        name = names.setdefault(id(part.program), f"k{len(names)}")
+        text = re.sub(rf"\b{kernel.name}(?=(_body)?\()", name, kernel.source)
+        places = tuple(part.places[buffer] for buffer in kernel.buffers)
+        work = kernel.work * part.size // part.any_size
+        kernels.append(Kernel(name, text, places, part.size, work))
+    heads = (part.program.source.partition(c_math.HELPERS)[0] for part in parts)
+    lines = sorted({line for head in {*heads} for line in head.splitlines()})
+    texts = {kernel.name: kernel.source for kernel in kernels}
+    return Program(tuple(kernels), (), (), "\n".join((*lines, c_math.HELPERS, *texts.values())))
 
 
 def _kernel(name: str, body: Body, arguments: tuple[int, ...]) -> tuple[Kernel, set[str]]:

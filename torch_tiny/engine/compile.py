@@ -110,10 +110,8 @@ class _Compiler:
         return not why
 
     def _is_written_out(self, call: Call) -> bool:
-        """Whether its code would grow with its lists; on a GPU every call's does."""
-        if self._everything or not self._target.takes_sizes:
-            return False
-        return self._lists(call) is None and _is_long(call)
+        """Whether its code would grow with its lists."""
+        return not self._everything and self._lists(call) is None and _is_long(call)
 
     def _lists(self, call: Call) -> Hashable:
         """Calls on lists whose elements can share a loop are a kind of their own."""
@@ -178,7 +176,7 @@ class _Compiler:
     def _written(self, region: "_Region") -> "_Written | None":
         """None where calls were refused."""
         if region.kind is not None:
-            by_rows = rows.compiled(region.calls, region.needed_after, self._generated)
+            by_rows = rows.compiled(region.calls, region.needed_after, self._target)
             if by_rows is not None:
                 return _Written(by_rows[0], [by_rows[1]], None, in_one_way=True)
             if not self._everything and any(map(_is_long, region.calls)):

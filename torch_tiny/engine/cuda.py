@@ -5,6 +5,7 @@ Pointers have to be multiples of 16 bytes, as those of whole storages are.
 """
 
 import math
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,17 @@ from torch_tiny.engine import cuda_renderer
 from torch_tiny.engine.c_renderer import c_name
 from torch_tiny.engine.codegen_cut import cut_reductions, without_repetition
 from torch_tiny.engine.codegen_fuse import Limits, fuse
-from torch_tiny.engine.codegen_home import Accesses, Lines, Program, Touched, accesses, homes, used
+from torch_tiny.engine.codegen_home import (
+    LARGE_NUMBER,
+    Accesses,
+    Lines,
+    Part,
+    Program,
+    Touched,
+    accesses,
+    homes,
+    used,
+)
 from torch_tiny.engine.codegen_nest import Nest
 from torch_tiny.engine.codegen_routine import RoutineStep
 from torch_tiny.engine.codegen_schedule import parts, renumbered, scheduled
@@ -58,6 +69,7 @@ class CudaKernel:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared: int  # dynamic, bytes
+    use: "_Use"  # the first, of a launch that has several
 
 
 def generate(
@@ -90,6 +102,25 @@ def generate(
     unique = {k.name: k.source for k in kernels}
     source = "\n".join((cuda_renderer.HELPERS, *unique.values()))
     return Program(tuple(kernels), home.temporaries, home.copies, source)
+
+
+def takes_any_size(kernel: CudaKernel) -> bool:
+    """Whether nothing but where its threads end says for how many elements it is."""
+    count = kernel.use.body.launch.count
+    return set(LARGE_NUMBER.findall(kernel.source)) == {str(count)}
+
+
+def joined(parts: Sequence[Part[CudaKernel]], numbers: Set[int]) -> Program[CudaKernel]:
+    """A launch for many parts of the same kind whose sizes are alike."""
+    uses = []
+    for part in parts:
+        use = part.program.kernels[0].use
+        places = tuple(part.places[b] for b in use.places)
+        count = use.body.launch.count * part.size // part.any_size
+        uses.append(_Use(use.body, places, count))
+    kernels = tuple(_merged(uses, numbers))
+    texts = {kernel.name: kernel.source for kernel in kernels}
+    return Program(kernels, (), (), "\n".join((cuda_renderer.HELPERS, *texts.values())))
 
 
 # --- kernels as linear UOps ---
@@ -172,6 +203,8 @@ class _Use:
 
     body: _Body
     places: tuple[int, ...]
+    count: int = 0
+    """Of threads, where the body is for any number of them."""
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -209,7 +242,9 @@ class _Launches:
 def _merged(uses: Sequence[_Use], scalars: Set[int]) -> list[CudaKernel]:
     launches: list[_Launches] = []
     for use in uses:
-        key = (use.body.uops, use.pattern, tuple(p in scalars for p in use.places))
+        given = tuple(p in scalars for p in use.places)
+        alike = use.count.bit_length() // 2  # blocks without work are launched, too
+        key = (use.body.uops, use.pattern, given, alike)
         one = _joinable(launches, key, use)
         if one is None:
             one = _Launches(key)
@@ -236,6 +271,9 @@ def _kernel(uses: Sequence[_Use], scalars: Set[int], names: dict[str, str]) -> C
     pointers = {u: f"q{k}" for u, k in zip(params, pattern, strict=True)}
     given = frozenset(u for u, p in zip(params, uses[0].places, strict=True) if p in scalars)
     text = cuda_renderer.render(body.uops, launch, pointers, given)
+    most = max(use.count for use in uses)
+    if most:
+        text = re.sub(rf"\b{launch.count}\b", "n", text)
     first = {k: u for u, k in reversed(list(zip(params, pattern, strict=True)))}
     writes = {k for k, p in enumerate(uses[0].order) if p in uses[0].written()}
 
@@ -248,25 +286,29 @@ def _kernel(uses: Sequence[_Use], scalars: Set[int], names: dict[str, str]) -> C
     order = tuple(dict.fromkeys(p for use in uses for p in use.order))
     if len(uses) == 1:
         parameters = [f"{kind(k)}q{k}" for k in range(len(order))]
-        picked = ""
+        picked = f"  const int n = {most};\n" if most else ""
     else:
         place = {p: i for i, p in enumerate(order)}
         kinds = {place[p]: kind(k) for use in uses for k, p in enumerate(use.order)}
         parameters = [f"{kinds[i]}p{i}" for i in range(len(order))]
-        picked = _picked([[place[p] for p in use.order] for use in uses], kind)
+        counts = [use.count for use in uses]
+        picked = _picked([[place[p] for p in use.order] for use in uses], counts, kind)
     threads = launch.block[0] * launch.block[1]
     head = f'extern "C" __global__ void __launch_bounds__({threads})'
     rest = f"({', '.join(parameters)}) {{\n{picked}{text}\n}}"
     name = names.setdefault(rest, f"k{len(names)}")
-    grid, block = (launch.grid, len(uses), 1), (*launch.block, 1)
-    return CudaKernel(name, f"{head} {name}{rest}", order, grid, block, shared=0)
+    blocks = -(-most // threads) or launch.grid
+    grid, block = (blocks, len(uses), 1), (*launch.block, 1)
+    return CudaKernel(name, f"{head} {name}{rest}", order, grid, block, shared=0, use=uses[0])
 
 
-def _picked(places: Sequence[Sequence[int]], kind: Callable[[int], str]) -> str:
+def _picked(
+    places: Sequence[Sequence[int]], counts: Sequence[int], kind: Callable[[int], str]
+) -> str:
     lines = [f"  {kind(k)}q{k};" for k in range(len(places[0]))]
-    lines.append("  switch (blockIdx.y) {")
-    for number, mine in enumerate(places):
+    lines.append("  int n;\n  switch (blockIdx.y) {")
+    for number, (mine, count) in enumerate(zip(places, counts, strict=True)):
         label = f"case {number}" if number + 1 < len(places) else "default"
-        assigned = " ".join(f"q{k} = p{i};" for k, i in enumerate(mine))
+        assigned = " ".join(f"q{k} = p{i};" for k, i in enumerate(mine)) + f" n = {count};"
         lines.append(f"    {label}: {assigned} break;")
     return "\n".join((*lines, "  }\n"))

@@ -61,6 +61,7 @@ class Launch:
     grid: int
     block: tuple[int, int]
     group: int = 1
+    count: int = 0  # of a flat kernel's threads that have something to do
 
     @property
     def is_by_rows(self) -> bool:
@@ -118,7 +119,7 @@ class Shape:
         scope = builder.scope(loops, width, ACROSS)
         count = total // width
         threads = min(FLAT_THREADS, _power_of_two(count))
-        self.launch = Launch("flat", -(-count // threads), (threads, 1))
+        self.launch = Launch("flat", -(-count // threads), (threads, 1), count=count)
         return sink_of(builder.rebuilt(end, {end: scope}))
 
     def _rows(self, end: UOp, loops: list[UOp]) -> UOp:

@@ -6,21 +6,17 @@ the same function, which is given the number of elements as the end of its loop.
 """
 
 import math
-import re
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch_tiny.engine import c_math
-from torch_tiny.engine.codegen_home import Program
-from torch_tiny.engine.codegen_place import Kernel
+from torch_tiny.engine.codegen_home import Part, Program
+from torch_tiny.engine.target import Target
 from torch_tiny.scalar_types import dtype
 from torch_tiny.trace import Call, Slot, Tensor, Trace, Value
 from torch_tiny.uops import UOp
 from torch_tiny.values import Buffer, Values, values
 from torch_tiny.views import ViewSpec
-
-Generate = Callable[[Values], Program[Kernel]]
 
 
 def lists_of(call: Call) -> Hashable | None:
@@ -36,8 +32,8 @@ def lists_of(call: Call) -> Hashable | None:
 
 
 def compiled(
-    calls: Sequence[Call], needed_after: set[int], generate: Generate
-) -> tuple[Values, Program[Kernel]] | None:
+    calls: Sequence[Call], needed_after: set[int], target: Target
+) -> tuple[Values, Program[Any]] | None:
     """A region of calls with equal `lists_of`; None where rows are not independent after all."""
     numbers = [_numbers(call) for call in calls]
     rows = [
@@ -45,18 +41,21 @@ def compiled(
     ]
     if not all(row.is_uniform for row in rows) or _overlap(rows):
         return None
+    if max(row.size for row in rows) > _LARGEST:
+        return None
     if all(row.size == 1 for row in rows):  # what is a number and what an element is not known
         return None
     kinds: dict[Hashable, _Kind | None] = {}
     joined = _Joined()
     for row in rows:
-        if row.key not in kinds:
-            kinds[row.key] = _kind(row, generate)
-        kind = kinds[row.key]
+        step = target.step(row.size, [home.begin for home in row.homes])
+        if (row.key, step) not in kinds:
+            kinds[row.key, step] = _kind(row, step * _ANY_SIZE, target)
+        kind = kinds[row.key, step]
         if kind is None:
             return None
         joined.add(row, kind)
-    return joined.values(), joined.program()
+    return joined.values(), target.joined(joined.parts, joined.numbers())
 
 
 # --- rows ---
@@ -209,7 +208,8 @@ def _overlap(rows: Sequence[_Row]) -> bool:
 
 # A prime, so that no loop over it is cut; and larger than any number that code has otherwise.
 _ANY_SIZE = 1_000_003
-_LARGE_NUMBER = re.compile(r"(?<![\w.])\d{6,}(?![\w.])")
+_LARGEST = (1 << 31) - 1
+"""Positions have 32 bits on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -217,35 +217,33 @@ class _Kind:
     """The function of rows with the same key. Its buffers' slots are the numbers of homes."""
 
     values: Values
-    kernel: Kernel
-    program: Program[Kernel]
+    program: Program[Any]
+    size: int
 
 
-def _kind(row: _Row, generate: Generate) -> _Kind | None:
+def _kind(row: _Row, size: int, target: Target) -> _Kind | None:
     """None if it takes more than one loop over all elements."""
     slots = [
-        Slot((_ANY_SIZE if whole else 1) * home.dtype.itemsize, number in row.made)
+        Slot((size if whole else 1) * home.dtype.itemsize, number in row.made)
         for (home, number), whole in zip(row.homes.items(), row.is_whole, strict=True)
     ]
-    calls = [_flat(row, call) for call in row.calls]
+    calls = [_flat(row, call, size) for call in row.calls]
     own = values(Trace(slots, calls), calls, row.kept)
     if own.guard is not None:
         return None
-    program = generate(own)
+    program = target.generate(own, own.outputs, target.ways(own.buffers)[0])
     if len(program.kernels) != 1 or program.temporaries or program.copies:
         return None
-    (kernel,) = program.kernels
-    is_general = kernel.parallel == _ANY_SIZE and not _LARGE_NUMBER.search(kernel.source)
-    return _Kind(own, kernel, program) if is_general else None
+    return _Kind(own, program, size) if target.takes_any_size(program, size) else None
 
 
-def _flat(row: _Row, call: Call) -> Call:
+def _flat(row: _Row, call: Call, size: int) -> Call:
     def flat(item: Any) -> Any:
         if isinstance(item, list):
             return [flat(one) for one in item]
         if not isinstance(item, Tensor):
             return item
-        spec = ViewSpec((_ANY_SIZE,), (1,), 0) if row.fills(item) else ViewSpec((), (), 0)
+        spec = ViewSpec((size,), (1,), 0) if row.fills(item) else ViewSpec((), (), 0)
         return Tensor(row.number(item), item.dtype, spec)
 
     parts = {name: flat(getattr(call, name)) for name in ("args", "results", "written")}
@@ -253,14 +251,13 @@ def _flat(row: _Row, call: Call) -> Call:
 
 
 class _Joined:
-    """The program of all rows: few functions, each called for many of them."""
+    """What all rows work on: few functions, each called for many of them."""
 
     def __init__(self) -> None:
+        self.parts: list[Part[Any]] = []
         self._buffers: dict[Buffer, int] = {}
         self._outputs: dict[int, UOp] = {}
         self._made: list[int] = []
-        self._kernels: list[Kernel] = []
-        self._kinds: dict[int, _Kind] = {}
 
     def add(self, row: _Row, kind: _Kind) -> None:
         homes = list(row.homes)
@@ -271,28 +268,13 @@ class _Joined:
             if i in kind.values.outputs:
                 self._outputs[place] = kind.values.outputs[i]
         self._made += [homes[number].slot for number in kind.values.made]
-        self._kinds.setdefault(id(kind), kind)
-        name = f"k{list(self._kinds).index(id(kind))}"
-        kernel = kind.kernel
-        self._kernels.append(
-            Kernel(
-                name,
-                re.sub(rf"\b{kernel.name}(?=(_body)?\()", name, kernel.source),
-                tuple(places[buffer] for buffer in kernel.buffers),
-                row.size,
-                kernel.work * row.size // _ANY_SIZE,
-            )
-        )
+        self.parts.append(Part(kind.program, kind.size, places, row.size))
 
     def values(self) -> Values:
         return Values(list(self._buffers), self._outputs, self._made)
 
-    def program(self) -> Program[Kernel]:
-        heads = (k.program.source.partition(c_math.HELPERS)[0] for k in self._kinds.values())
-        lines = sorted({line for head in heads for line in head.splitlines()})
-        functions = {kernel.name: kernel.source for kernel in self._kernels}
-        source = "\n".join((*lines, c_math.HELPERS, *functions.values()))
-        return Program(tuple(self._kernels), (), (), source)
+    def numbers(self) -> set[int]:
+        return {place for buffer, place in self._buffers.items() if buffer.slot is None}
 
 
 def _own(buffer: Buffer, row: _Row, homes: Sequence[_Home]) -> Buffer:

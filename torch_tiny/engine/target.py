@@ -4,13 +4,14 @@ import _ctypes
 import ctypes
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
 
-from torch_tiny.engine import c_math, codegen, cuda, cuda_compile, cuda_renderer
-from torch_tiny.engine.codegen_home import Program
+from torch_tiny.engine import c_math, codegen, codegen_place, cuda, cuda_compile, cuda_renderer
+from torch_tiny.engine.codegen_home import Part, Program
+from torch_tiny.engine.cuda_shape import WIDEST_LOAD
 from torch_tiny.engine.loadable import as_file
 from torch_tiny.uops import UOp
 from torch_tiny.values import Buffer, Values
@@ -23,14 +24,26 @@ _TRIES = 5
 class Target(Protocol):
     can_check: bool
     """Whether a region can look at its data before it runs."""
-    takes_sizes: bool
-    """Whether a kernel is told how many elements to work on when it runs."""
+    takes_sizes: bool = True
+    """Whether kernels can be told how many elements to work on."""
 
     def ways(self, buffers: list[Buffer], /) -> Sequence[str]:
         """To write a region of these, the likely best first; others where they can be timed."""
 
     def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> Program[Any]:
         """Code for the outputs of a region; a buffer after the last may be an output too."""
+
+    def step(self, _size: int, _begins: Iterable[int], /) -> int:
+        """How many elements at a time a kernel may work on where tensors begin at these bytes."""
+        return 1
+
+    def takes_any_size(self, _program: Program[Any], _size: int, /) -> bool:
+        """Whether its one kernel, made for so many elements, can be told another number of them."""
+        return False
+
+    def joined(self, _parts: Sequence[Part[Any]], _numbers: Set[int], /) -> Program[Any]:
+        """One program of such kernels. numbers: places that are no memory."""
+        raise AssertionError("its kernels take no sizes")
 
     def build(self, programs: Mapping[str, Program[Any]]) -> bytes:
         """Programs compiled together; kernels get the name of their program as a prefix."""
@@ -52,7 +65,6 @@ def target_of(name: str) -> Target:
 
 class Cpu(Target):
     can_check = True
-    takes_sizes = True
 
     def ways(self, buffers: list[Buffer]) -> Sequence[str]:
         total = sum(buffer.size * buffer.dtype.itemsize for buffer in buffers)
@@ -62,6 +74,12 @@ class Cpu(Target):
         buffers = own.typed()
         extra = [(value.dtype, 1) for i, value in outputs.items() if i == len(buffers)]
         return codegen.generate([*buffers, *extra], outputs, variant)
+
+    def takes_any_size(self, program: Program[Any], size: int) -> bool:
+        return codegen_place.takes_any_size(program.kernels[0], size)
+
+    def joined(self, parts: Sequence[Part[Any]], _numbers: Set[int]) -> Program[Any]:
+        return codegen_place.joined(parts)
 
     def build(self, programs: Mapping[str, Program[Any]]) -> bytes:
         prototypes: set[str] = set()
@@ -88,7 +106,6 @@ class Cpu(Target):
 
 class Cuda(Target):
     can_check = False  # a GPU's own kernels do not raise either: they end the context
-    takes_sizes = False
 
     def __init__(self, architecture: str) -> None:
         self._architecture = architecture
@@ -99,6 +116,16 @@ class Cuda(Target):
     def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> Program[Any]:
         numbers = {i for i, buffer in enumerate(own.buffers) if buffer.slot is None}
         return cuda.generate(own.typed(), outputs, numbers, variant)
+
+    def step(self, size: int, begins: Iterable[int]) -> int:
+        wide = WIDEST_LOAD
+        return 1 if size % wide or any(begin % wide for begin in begins) else wide
+
+    def takes_any_size(self, program: Program[Any], _size: int) -> bool:
+        return cuda.takes_any_size(program.kernels[0])
+
+    def joined(self, parts: Sequence[Part[Any]], numbers: Set[int]) -> Program[Any]:
+        return cuda.joined(parts, numbers)
 
     def build(self, programs: Mapping[str, Program[Any]]) -> bytes:
         text = "\n".join((cuda_renderer.HELPERS, *_prefixed(programs)))
