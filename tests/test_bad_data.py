@@ -210,3 +210,30 @@ def _played(function: Function, data: torch.Tensor, device: str) -> Any:
         return function(data.to(device)).cpu()
     except (RuntimeError, IndexError, ValueError) as error:
         return str(error).splitlines()[0]
+
+
+FILLED: dict[str, Callable[[torch.Tensor, complex], torch.Tensor]] = {
+    "fill": lambda x, value: torch.zeros_like(x).fill_(value),
+    "full": lambda x, value: torch.full((2,), value, dtype=x.dtype, device=x.device),
+    "full_like": lambda x, value: torch.full_like(x, value),
+    "masked_fill": lambda x, value: x.masked_fill(x > 0, value),
+    "index_fill": lambda x, value: x.index_fill(0, ints(0).to(x.device), value),
+    "item": lambda x, value: x.clone().__setitem__(0, value) or x,
+}
+
+
+@pytest.mark.parametrize("name", FILLED)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.bool, torch.complex64])
+def test_a_complex_number_for_a_real_tensor(name: str, dtype: torch.dtype) -> None:
+    """It may be real by chance."""
+    for value in (3 + 0j, 3 + 0j, 4 + 0j, 1j, complex(2, torch.nan), 2 + 1j, 3 + 0j, 2.5):
+        given = floats(1.0, -2.0, 3.0).to(dtype)
+        expected, found = (
+            _played(lambda x: FILLED[name](x, value), given, where)  # noqa: B023
+            for where in ("cpu", DEVICE)
+        )
+        assert type(found) is type(expected), (value, expected, found)
+        if isinstance(expected, torch.Tensor):
+            assert_same(found, expected)
+        else:
+            assert expected in found

@@ -212,6 +212,33 @@ def test_long_scans(n: int) -> None:
     compiled(program)
 
 
+@pytest.mark.parametrize("last", ["softmax", "argmax", "std", "max"])
+def test_sums_in_sums_that_are_needed_twice(last: str) -> None:
+    """Of numbers that no memory holds: one loop ended in two places, and no order was left."""
+
+    def program(device: str) -> torch.Tensor:
+        y = torch.ones(97, device=device).cumsum(0)
+        y = y + y.roll(1)
+        z = (y.view(-1, 1) * y[:5]).sum(1) / 1000
+        return z.softmax(0) if last == "softmax" else getattr(z, last)()
+
+    compiled(program)
+
+
+def test_operators_in_place() -> None:
+    def program(device: str) -> torch.Tensor:
+        y = torch.arange(97, dtype=torch.int8).to(device, copy=True)
+        y <<= 2
+        y += 1
+        y >>= 1
+        y &= 77
+        y |= 2
+        y ^= 5
+        return y
+
+    compiled(program)
+
+
 def test_masks_that_count() -> None:
     def program(device: str) -> list[torch.Tensor]:
         x, mask = numbers(6, 50).to(device), (numbers(6, 50, seed=1) > 0).to(device)

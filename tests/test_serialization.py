@@ -24,6 +24,10 @@ def saved(value: Any, **options: Any) -> io.BytesIO:
     return buffer
 
 
+def test_a_new_storage_is_filled(device: str) -> None:
+    assert torch.UntypedStorage(4, device=device).fill_(3).tolist() == [3] * 4
+
+
 @pytest.mark.parametrize("weights_only", [True, False])
 @pytest.mark.parametrize("source", ["cpu", "device"])
 @pytest.mark.parametrize("target", [None, "cpu", "device", "callable", "dict"])

@@ -185,3 +185,62 @@ def test_a_kernel_may_use_another_device_while_that_one_wants_to_run() -> None:
     """
     out = python(TWO_DEVICES + code, TORCH_TINY_DEVICES="cpu,cpu")
     assert out.split("\n")[0] == "False False [2.0, 2.0, 2.0] [2.0, 2.0, 2.0, 2.0]"
+
+
+INTEGERS_TO_FLOATS: dict[str, Callable[[Tensor], Tensor]] = {
+    "quotient": lambda x: x / 3,
+    "function": lambda x: x.sin(),
+    "number": lambda x: x * 0.1 + x**0.5,
+    "complex": lambda x: x * 0.1j,
+    "list": lambda x: torch._foreach_div([x], 3)[0],
+    "made": lambda x: torch.linspace(0, 1, 7, device=x.device) / x.sum(),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS_TO_FLOATS)
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_default_type_that_is_set_and_reset(name: str, is_seen: bool) -> None:
+    """It is the one of when a call was recorded. is_seen: whether we hear of it being set."""
+    set_type = torch._C._set_default_dtype
+    set_type = set_type if is_seen else set_type.__wrapped__  # type: ignore[attr-defined]
+    program = INTEGERS_TO_FLOATS[name]
+    for _ in range(4):
+        for dtype in (torch.float64, torch.float32):
+            try:
+                set_type(dtype)
+                expected = program(torch.arange(1, 5))
+                found = program(torch.arange(1, 5).to("tiny"))
+            finally:
+                set_type(torch.float32)
+            assert found.cpu().equal(expected)
+
+
+@needs_cpu_memory
+def test_a_default_type_is_not_seen_by_threads_that_record() -> None:
+    """While a run has to set another one."""
+    code = """
+    running, has_recorded = threading.Event(), threading.Event()
+    set_type = torch._C._set_default_dtype.__wrapped__
+    def kernel():
+        running.set()
+        assert has_recorded.wait(SECONDS)
+    set_type(torch.float64)
+    torch.ops.switches.call(x).tolist()  # the first call of its kind is not recorded
+    set_type(torch.float32)
+    kernels[3] = kernel
+    integers = torch.arange(1, 5).to("tiny:1")
+    (integers / 3).tolist(), integers.sin().tolist()
+    set_type(torch.float64)
+    a = torch.ops.switches.call(x)
+    set_type(torch.float32)
+    reader = read(a)
+    assert running.wait(SECONDS)
+    seen = torch.get_default_dtype()
+    found = [integers / 3, integers.sin()]
+    has_recorded.set()
+    reader.join(SECONDS)
+    print(seen, *{one.dtype for one in found}, torch.get_default_dtype())
+    print(found[0].cpu().equal(torch.arange(1, 5) / 3))
+    """
+    out = python(TWO_DEVICES + code, TORCH_TINY_DEVICES="cpu,cpu")
+    assert out.split() == ["torch.float64", "torch.float32", "torch.float32", "True"]

@@ -68,7 +68,7 @@ def exchange_device(index: int, /) -> int:
 def device_host(index: int, /) -> str:
     """The memory of tiny:index, as given to `init`."""
 
-def run_everything() -> None:
+def run_everything(reason: str) -> None:
     """On all devices; who runs next on one hears of an error there."""
 
 def synchronize(index: int, /) -> None:

@@ -34,6 +34,7 @@ def install() -> None:
     _patch_storage("_write_file", _write_file)
     _patch_storage("_set_from_file", _set_from_file)
     _patch_storage("clone", _clone)
+    _patch_storage("fill_", _fill)
     _patch_storage("is_shared", _is_shared)
     for name in ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_"):
         _patch_storage(name, _refuse_to_share)
@@ -41,7 +42,10 @@ def install() -> None:
         _patch_storage_move(name)
     ForkingPickler.register(UntypedStorage, _reduce_storage)
     for owner, name in ((torch.library.Library, "_destroy"), (torch.library, "_del_library")):
-        _run_before(owner, name)
+        _run_before(owner, name, "an operator was deregistered")
+    # Else a run would have to set the old one, for all threads, while it lasts.
+    for name in ("_set_default_dtype", "_set_default_tensor_type"):
+        _run_before(torch._C, name, "the default type was set")
     # There are no nested tensors here: nn.TransformerEncoder masks what it would have left out.
     _operators.impl("_nested_tensor_from_mask_left_aligned", lambda *_: False, "PrivateUse1")
 
@@ -49,13 +53,13 @@ def install() -> None:
 _operators = torch.library.Library("aten", "IMPL")
 
 
-def _run_before(owner: Any, name: str) -> None:
-    """Operators are about to go: what was recorded may call them."""
+def _run_before(owner: Any, name: str, reason: str) -> None:
+    """What was recorded calls operators that are about to go, or asks for what will be another."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def patched(*args: Any, **kwargs: Any) -> Any:
-        _C.run_everything()
+        _C.run_everything(reason)
         return original(*args, **kwargs)
 
     setattr(owner, name, patched)
@@ -169,6 +173,12 @@ def _clone(original: Callable[..., T], storage: UntypedStorage) -> T:
     copied = original(storage)
     _C.run(index, "a copy of a storage")
     return copied
+
+
+def _fill(original: Callable[..., T], storage: UntypedStorage, value: int) -> T:
+    """PyTorch refuses a storage that has no memory yet."""
+    storage.data_ptr()
+    return original(storage, value)
 
 
 def _is_shared(_: object, _storage: UntypedStorage) -> bool:

@@ -35,6 +35,7 @@ def main() -> int:
             "TORCH_TINY_CACHE": str(Path(folder) / "cache"),
             "TORCH_TINY_ENGINE": "auto",
             "TORCH_TINY_WORKERS": "1",  # whose open files are known
+            "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",  # else PyTorch keeps code for 1,024 shapes
             "TORCH_TINY_DEVICES": ",".join(["cpu"] * DEVICES),
             MARK: mark,
             UNWEIGHED: "1" if args.unweighed else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import threading
@@ -34,21 +35,26 @@ class Held:
     """Mapped shared objects."""
     worker: int
     """Bytes of the process that compiles."""
+    compiled: int
+    """Plans so far."""
 
     def __str__(self) -> str:
         return (
             f"{self.resident >> 20} MiB, {self.device} bytes on devices, {self.files} files "
             f"and {self.compiling} of a compile, {self.threads} threads, "
-            f"{self.libraries} libraries, worker {self.worker >> 20} MiB"
+            f"{self.libraries} libraries, worker {self.worker >> 20} MiB, "
+            f"{self.compiled} plans compiled"
         )
 
 
 def held() -> Held:
     bin_of_tensors.clear()
     gc.collect()
+    assert service.engine is not None
     for index in range(torch.tiny.device_count()):
         torch.tiny.synchronize(index)
     torch.tiny.empty_cache()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free, but kept, is nobody's
     on_devices = sum(
         torch.tiny.memory_stats(index)["allocated_bytes.all.current"]
         for index in range(torch.tiny.device_count())
@@ -64,6 +70,7 @@ def held() -> Held:
         threads=threading.active_count(),
         libraries=len({line.split(maxsplit=5)[5] for line in maps if ".so" in line}),
         worker=_bytes_of_worker(),
+        compiled=service.engine.counts.compiles,
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import os
 import sys
 import warnings
 
 from torch_tiny import _C
+from torch_tiny.engine import service
 
 from .crew import Crew
 from .health import Held
@@ -17,7 +19,7 @@ WEIGHINGS = 6
 # How much more resident memory there may be at the end: than after a third of the time, when most
 # of what is made once has been made, and than after two thirds, since when nothing is new.
 _GROWTH = {1: 0.10, 2: 0.03}
-_KEPT = (128, 2048, 8192)  # plans, signatures, codes: the first two are full after minutes
+_KEPT = (128, 2048, 512)  # plans, signatures, codes: full after minutes
 _MOST_OF_WORKER = 512 << 20  # bytes, with torch and the code of all regions that it remembers
 _OF_ONE_COMPILE = 4  # its lock, the folder, a file there, and /proc, which is read to see it work
 
@@ -102,8 +104,11 @@ def play_alone(seed: int, thread: int, job: int) -> int:
     player = Player(seed, thread, f"tiny:{DEVICES - 1}")
     if (found := player.make(job)) is not None:
         print(found[1].text())
-        for inputs in range(200):
+        assert service.engine is not None
+        for inputs in itertools.count():
             player.play(*found, Turn(f"tiny:{thread}", inputs % 50))
+            if inputs >= 200 and not service.engine.counts.waiting:
+                break
     print(*player.differences[:3], summary(), sep="\n")
     return 1 if player.differences else 0
 

@@ -31,6 +31,9 @@ NETS = {**TESTED, "digits": lambda: (network(), (5, 1, 8, 8))}
 _SENSITIVE = "LBFGS"
 _ITERATIONS = {"max_iter": 2}
 _ROUNDINGS = (1e-15, -1e-15, 3e-15, -3e-15)
+# It rounds to bfloat16 and then makes small directions as large as others: asked where the CPU
+# comes to the same along gradients that differ in the last digit.
+_IN_HALVES = "Muon"
 _NOT_FLAT = "cnn_channels_last"  # LBFGS sees each gradient as one row, and raises on the CPU, too
 
 _NORMALIZED = {
@@ -74,10 +77,12 @@ class Training:
                 device.step(x, target)
                 continue
             cpu.start_from(device)
-            doubts = []
+            doubts, along = [], []
             if self._optimizer == _SENSITIVE:
                 doubts = [self._side("cpu", shape, rounding) for rounding in _ROUNDINGS]
-            for doubt in doubts:
+            if self._optimizer == _IN_HALVES:
+                along = [self._side("cpu", shape) for _ in _ROUNDINGS]
+            for doubt in (*doubts, *along):
                 doubt.start_from(device)
             seed_of(turn.device, number)
             loss = device.step(x, target)
@@ -87,10 +92,14 @@ class Training:
             assert_same(loss, expected, strides=False)
             if not doubts:
                 cpu.step_along(device)
-            elif not all(
+            for seed, doubt in enumerate(along):
+                with host_numbers(number):
+                    doubt.differentiated(x, target)
+                doubt.step_along(device, seed)
+            if not all(
                 self._agree(cpu, doubt, x, target, number, which)
                 for which, doubt in enumerate(doubts)
-            ):
+            ) or not all(map(cpu.is_like, along)):
                 continue
             assert_same(device.state(), cpu.state(), strides=False)
         if turn.drops:
@@ -103,11 +112,7 @@ class Training:
         rounded = x * (1 + 1e-15 * data(*x.shape, dtype=x.dtype, seed=number + 100 * which))
         with host_numbers(number):
             doubt.step(rounded, target)
-        try:
-            assert_same(doubt.state(), cpu.state(), strides=False)
-        except AssertionError:
-            return False
-        return True
+        return cpu.is_like(doubt)
 
     def text(self) -> str:
         how = f"{self._optimizer}({self._options}), batches of {self._batch}, {self._dtype}"
@@ -159,14 +164,25 @@ class _Side:
     def _copy(self, value: Any) -> Any:
         return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
 
-    def step_along(self, other: _Side) -> None:
-        """Take a step along the other's gradients, which are as good as its own."""
+    def step_along(self, other: _Side, seed: int | None = None) -> None:
+        """Take a step along the other's gradients, which are as good as its own; with a seed, along
+        others of which the last digit differs."""
         for mine, theirs in zip(self._net.parameters(), other._net.parameters(), strict=True):
             if mine.grad is not None:
                 assert theirs.grad is not None
                 assert_same(theirs.grad, mine.grad, strides=False)
                 mine.grad.copy_(theirs.grad)
+                if seed is not None:
+                    digit = torch.finfo(mine.dtype).eps
+                    mine.grad.mul_(1 + digit * data(*mine.shape, dtype=mine.dtype, seed=seed))
         self._optimizer.step()
+
+    def is_like(self, other: _Side) -> bool:
+        try:
+            assert_same(other.state(), self.state(), strides=False)
+        except AssertionError:
+            return False
+        return True
 
     def state(self) -> list[Any]:
         state = self._optimizer.state_dict()["state"]

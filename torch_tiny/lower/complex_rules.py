@@ -19,8 +19,9 @@ from torch_tiny.lower.complex_math import (
 )
 from torch_tiny.lower.complex_parts import by_parts, dtype_of_parts, picked_parts
 from torch_tiny.lower.complex_value import PARTS, Complex, as_complex, part_dtype, promoted
+from torch_tiny.lower.conditions import require
 from torch_tiny.lower.promote import Lifted, NoLowering, Operand, as_uop, cast
-from torch_tiny.lower.rule import Function, Results, Table
+from torch_tiny.lower.rule import Function, Results, Rule, Table
 from torch_tiny.lower.shapes import DTYPES, broadcast, cut, full, kept_shape, pad, total, wrap_dims
 from torch_tiny.uops import DType, UOp, call, dtypes
 from torch_tiny.views import int_shape
@@ -133,8 +134,35 @@ def _real(x: Given, dtype: DType) -> UOp:
 
 def _copy(x: UOp | Complex, source: Given) -> UOp | Complex:
     if isinstance(x, Complex):
-        return as_complex(source, x.re.dtype).expand(x.shape)
+        return _copied(x, source)
     return _real(source, x.dtype).expand(x.shape)
+
+
+def _copied(x: Complex, source: Given) -> Complex:
+    return as_complex(source, x.re.dtype).expand(x.shape)
+
+
+def _filled(name: str, fill: Callable[..., Complex]) -> Function:
+    """Of a complex tensor; a real one takes a complex number that is real."""
+
+    real = elementwise.TABLE[name]
+    assert not isinstance(real, Rule)
+
+    def apply(x: UOp | Complex, *args: Any) -> Any:
+        if isinstance(x, Complex):
+            return fill(x, *args)
+        return real(x, *(_for_real(given, x.dtype) for given in args))
+
+    return apply
+
+
+def _for_real(given: Any, dtype: DType) -> Any:
+    """A complex number among them, for a tensor of a real type."""
+    if not isinstance(given, Complex):
+        return given
+    if dtype != dtypes.bool:
+        require(given.im.eq(0))
+    return Lifted(_real(given, dtype if dtype == dtypes.bool else given.re.dtype), float)
 
 
 def _created(name: str, *values: int) -> Function:
@@ -143,8 +171,11 @@ def _created(name: str, *values: int) -> Function:
 
     def apply(*args: Any) -> Any:
         asked = [a for a in args if isinstance(a, types.dtype)]
-        if asked and not asked[0].is_complex:
-            return rule(*(a.re if isinstance(a, Complex) else a for a in args))
+        if not asked[0].is_complex if asked else isinstance(args[0], UOp):
+            is_like = isinstance(args[0], Complex) and 0 not in values
+            first = args[0].re if is_like else args[0]
+            dtype = DTYPES[asked[0]] if asked else first.dtype
+            return rule(*(_for_real(given, dtype) for given in (first, *args[1:])))
         if values:
             return by_parts(rule, *values)(*args)
         re = rule(*picked_parts(args, "re"))
@@ -271,9 +302,12 @@ COLUMN: dict[str, Function] = {
     **{f"where.{kind}": _where for kind in ("self", "ScalarOther", "ScalarSelf", "Scalar")},
     **dict.fromkeys(
         ("masked_fill.Scalar", "masked_fill.Tensor"),
-        lambda x, mask, value: choose(mask, as_complex(value, x.re.dtype), x),
+        _filled(
+            "masked_fill.Scalar",
+            lambda x, mask, value: choose(mask, as_complex(value, x.re.dtype), x),
+        ),
     ),
-    **dict.fromkeys(("fill.Scalar", "fill.Tensor"), _copy),
+    **{name: _filled(name, _copied) for name in ("fill.Scalar", "fill.Tensor")},
     "zero": lambda x: filled(x, 0.0),
     "addcmul": partial(_with_term, operator.mul),
     "addcdiv": partial(_with_term, operator.truediv),

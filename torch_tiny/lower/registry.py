@@ -119,13 +119,15 @@ def _applied(rule: Rule, bound: list[Any], layout: ViewSpec | None) -> Results:
 
 
 def _in_place(op: str, schema: Schema) -> _Plan | None:
-    """add_ is add, cast and broadcast to the tensor it writes."""
+    """add_ is add, and __ilshift__ __lshift__, cast and broadcast to the tensor it writes."""
     name, _, overload = op.partition(".")
     if not name.endswith("_") or name.startswith("aten::_foreach"):
         return None
-    functional = f"{name[:-1]}.{overload}" if overload else name[:-1]
+    is_operator = name.startswith("aten::__i")
+    name = name.replace("__i", "__", 1) if is_operator else name[:-1]
+    functional = f"{name}.{overload}" if overload else name
     if schema_of(functional) is None:  # pow_.Tensor is pow.Tensor_Tensor
-        functional = _overload_with(name[:-1], _described(schema.arguments)) or functional
+        functional = _overload_with(name, _described(schema.arguments)) or functional
     plan = _plan(functional)
     if plan is None:
         return None

@@ -29,7 +29,7 @@ from tinygrad.uop.symbolic import pm_move_where_on_load, pm_remove_invalid
 from tinygrad.uop.weak import pm_cast_weak, pm_commit_weak, pm_lower_index_dtype
 
 from torch_tiny.uops.merge import flatten_ranges, merge_ranges, split_ends
-from torch_tiny.uops.reductions import accumulators, repeated_sums
+from torch_tiny.uops.reductions import accumulators, loops_apart, repeated_sums
 from torch_tiny.uops.rules import move_gates, simpler_indices, sym, symbolic, symbolic_simple
 from torch_tiny.uops.sealed import sealed_gates
 
@@ -93,6 +93,7 @@ def passes(hooks: Hooks) -> Passes:
         Pass("shape loops", hooks.shape),
         Pass("simplify shaped loops", sym + pm_move_where_on_load + _loops),
         *hooks.reductions,
+        Pass("loops apart", loops_apart),
         # Loads, and one number at a time
         Pass("loads", symbolic_simple + pm_expand_broadcast + pm_add_loads),
         Pass("elements", symbolic_simple + devectorizer2 + simpler_indices, target),

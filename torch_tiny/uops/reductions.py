@@ -44,6 +44,31 @@ def _accumulate(ctx: "itertools.count[int]", r: UOp) -> UOp:
     return cast(UOp, accumulator.after(done))
 
 
+def loops_apart(sink: UOp) -> UOp:
+    """A loop that ends inside of different others becomes several.
+
+    tinygrad leaves those that it has put together, inside of loops that became several.
+    """
+    while True:
+        ends: dict[UOp, dict[frozenset[UOp], list[UOp]]] = {}
+        uops = sink.toposort()
+        for u in uops:
+            if u.op is Ops.END:
+                for loop in u.src[1:]:
+                    ends.setdefault(loop, {}).setdefault(frozenset(u.ranges), []).append(u)
+        number = itertools.count(max((u.arg[0] for u in uops if u.op is Ops.RANGE), default=0) + 1)
+        moved: dict[UOp, UOp] = {}
+        for loop, places in ends.items():
+            for others in list(places.values())[1:]:
+                own = loop.replace(arg=(next(number), *loop.arg[1:]))
+                moved |= {end: end.substitute({loop: own}) for end in others}
+            if moved:  # what is around it is another one then
+                break
+        if not moved:
+            return sink
+        sink = sink.substitute(moved)
+
+
 accumulators = (
     PatternMatcher([(_over_loops(), _accumulate)])
     + PatternMatcher([(UPat(Ops.SINK, name="sink"), merge_reduce_ends)])

@@ -1,6 +1,8 @@
 #include "base/flags.h"
 
 #include <ATen/Context.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/ScalarTypeToTypeMeta.h>
 
 #include <array>
 #include <atomic>
@@ -53,13 +55,20 @@ struct Switch {
 };
 
 enum : uint32_t { kDeterministic = 1, kWarnsOnly = 2, kFills = 4, kMkldnn = 8, kCudnn = 16 };
+constexpr int kDefaultTypeAt = 8;
+constexpr uint32_t kDefaultType = 0xFFU << kDefaultTypeAt;
+
+c10::ScalarType default_type_in(uint32_t bits) {
+  return static_cast<c10::ScalarType>((bits & kDefaultType) >> kDefaultTypeAt);
+}
 
 uint32_t usual_now() {
   const auto& context = at::globalContext();
   return (context.deterministicAlgorithms() ? kDeterministic : 0) |
       (context.deterministicAlgorithmsWarnOnly() ? kWarnsOnly : 0) |
       (context.deterministicFillUninitializedMemory() ? kFills : 0) |
-      (context.userEnabledMkldnn() ? kMkldnn : 0) | (context.userEnabledCuDNN() ? kCudnn : 0);
+      (context.userEnabledMkldnn() ? kMkldnn : 0) | (context.userEnabledCuDNN() ? kCudnn : 0) |
+      static_cast<uint32_t>(c10::get_default_dtype_as_scalartype()) << kDefaultTypeAt;
 }
 
 void set_usual(uint32_t bits) {
@@ -68,6 +77,7 @@ void set_usual(uint32_t bits) {
   context.setDeterministicFillUninitializedMemory((bits & kFills) != 0);
   context.setUserEnabledMkldnn((bits & kMkldnn) != 0);
   context.setUserEnabledCuDNN((bits & kCudnn) != 0);
+  c10::set_default_dtype(c10::scalarTypeToTypeMeta(default_type_in(bits)));
 }
 
 constexpr std::array kOfProducts = {
@@ -247,8 +257,11 @@ Flags visible_now(bool products, bool attention) {
 
 // As `write`; the denormals are left alone.
 void change(const Flags& to, const Flags& from) {
+  const auto whole = [](uint32_t bits) {  // a type is one thing, not eight
+    return (bits & kDefaultType) != 0 ? bits | kDefaultType : bits;
+  };
   const auto now = usual_now();
-  const auto mine = (to.usual ^ from.usual) & ~(now ^ from.usual);
+  const auto mine = whole(to.usual ^ from.usual) & ~whole(now ^ from.usual);
   if (mine != 0) {
     set_usual((now & ~mine) | (to.usual & mine));
   }
@@ -304,6 +317,20 @@ Flags flags_now(uint8_t asks) {
     std::atomic_thread_fence(std::memory_order_acquire);
     if (C10_LIKELY(changes.load(std::memory_order_relaxed) == before)) {
       return flags;
+    }
+  }
+}
+
+c10::ScalarType default_type_now() {
+  for (;;) {
+    const auto before = changes.load(std::memory_order_acquire);
+    if (C10_UNLIKELY(are_replaced(before))) {
+      return default_type_in(flags_now(kAsksNothing).usual);
+    }
+    const auto type = c10::get_default_dtype_as_scalartype();
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (C10_LIKELY(changes.load(std::memory_order_relaxed) == before)) {
+      return type;
     }
   }
 }

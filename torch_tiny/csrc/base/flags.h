@@ -2,6 +2,8 @@
 // recorded, as it would have without this device.
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 
 namespace tiny {
@@ -35,6 +37,9 @@ struct Flags {
 
 // As this thread's program has set them.
 Flags flags_now(uint8_t asks);
+
+// The type that numbers and integer tensors make, likewise.
+c10::ScalarType default_type_now();
 
 // Whether a run under these has to replace what the program has set. No other run may be underway
 // meanwhile: those switches are the whole process's.

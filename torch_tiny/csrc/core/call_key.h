@@ -2,8 +2,6 @@
 // this is a good part of what recording a call costs.
 #pragma once
 
-#include <c10/core/DefaultDtype.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -11,6 +9,7 @@
 #include <limits>
 #include <string_view>
 
+#include "base/flags.h"
 #include "core/signature.h"
 #include "memory/storage.h"
 
@@ -50,11 +49,6 @@ inline uint64_t float_class(double value) {
       kBits(0.0), kBits(1.0), kBits(-1.0), kBits(2.0), kBits(kInfinity), kBits(-kInfinity)};
   const auto* found = std::find(kKnown.begin(), kKnown.end(), std::bit_cast<uint64_t>(value));
   return found == kKnown.end() ? 0 : static_cast<uint64_t>(found - kKnown.begin()) + 1;
-}
-
-// PyTorch's default type decides what a number and an integer tensor make.
-inline uint64_t default_dtype_word() {
-  return static_cast<uint64_t>(c10::get_default_dtype_as_scalartype());
 }
 
 // Strings are compared eight characters at a time.
@@ -185,7 +179,7 @@ inline void CallKeyWriter::finish() {
   if (C10_UNLIKELY(out_.draws_hidden)) {
     draw_hidden_numbers();
   }
-  out_.words.push_back(default_dtype_word());
+  out_.words.push_back(static_cast<uint64_t>(default_type_now()));
 }
 
 }  // namespace tiny

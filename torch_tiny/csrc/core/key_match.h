@@ -84,7 +84,7 @@ class KeyMatch {
         }
       }
     }
-    return next(default_dtype_word());
+    return next(static_cast<uint64_t>(default_type_now()));
   }
   c10::ArrayRef<const at::Tensor*> tensors() const {
     return {tensors_.data(), count_};

@@ -240,6 +240,12 @@ void def_running(py::module& m, const char* name, Function&& function) {
   m.def(name, torch::wrap_pybind_function(std::forward<Function>(function)));
 }
 
+// There are few reasons to run, and a run may be told of after its cause is gone.
+const char* for_ever(const std::string& reason) {
+  static auto* kept = new std::unordered_set<std::string>;
+  return kept->insert(reason).first->c_str();
+}
+
 }  // namespace
 }  // namespace tiny
 
@@ -252,15 +258,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_device", &set_device);
   m.def("exchange_device", &exchange_device);
   m.def("device_host", [](c10::DeviceIndex index) { return device_name(index); });
-  def_running(m, "run_everything", [] { run_everything("an operator was deregistered"); });
+  def_running(
+      m, "run_everything", [](const std::string& reason) { run_everything(for_ever(reason)); });
   def_running(m, "synchronize", [](c10::DeviceIndex index) {
     run_trace(index, "synchronize");
     WithoutGil no_gil;
     memory_of(index).wait(index);
   });
   def_running(m, "run", [](c10::DeviceIndex index, const std::string& reason) {
-    static auto* kept = new std::unordered_set<std::string>;  // it may run after we return
-    run_trace_soon(index, kept->insert(reason).first->c_str());
+    run_trace_soon(index, for_ever(reason));
   });
   m.def("finish", [] {
     for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
