@@ -44,8 +44,8 @@ void add_context(c10::Error& error, const Operator& op, const std::string& place
   error.add_context("raised by " + op.name + ", recorded at " + place);
 }
 
-// Kernels on a GPU read 16 bytes at once, where the compiler knows that offsets allow it; memory that
-// came from outside may lie anywhere.
+// Kernels on a GPU read 16 bytes at once, where the compiler knows that offsets allow it; memory
+// that came from outside may lie anywhere.
 bool are_aligned(const Region& region, c10::ArrayRef<void*> buffers) {
   for (size_t i = 0; i < region.buffers.size(); ++i) {
     const auto& buffer = region.buffers[i];
