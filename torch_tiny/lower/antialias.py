@@ -7,7 +7,7 @@ from torch_tiny.lower.arithmetic import absolute, maximum
 from torch_tiny.lower.matmul import matmul
 from torch_tiny.lower.pool import Scale, input_step
 from torch_tiny.lower.promote import cast
-from torch_tiny.lower.rule import Function, heavy, rules
+from torch_tiny.lower.rule import Table
 from torch_tiny.lower.shapes import arange, full, full_like, to_math, total
 from torch_tiny.uops import UOp, call, dtypes
 from torch_tiny.views import int_shape
@@ -67,10 +67,8 @@ def _backward(grad: UOp, sizes: Sequence[int], inputs: Sequence[int], corners: b
     return cast(matmul(rows.transpose(0, 1).cast(across.dtype), across), grad.dtype)
 
 
-_FUNCTIONS: dict[str, Function] = {
+TABLE: Table = {
     f"_upsample_{name}2d_aa{suffix}": functools.partial(rule, reach=reach, shape=shape)
     for name, reach, shape in (("bilinear", 1.0, _triangle), ("bicubic", 2.0, _keys))
     for suffix, rule in (("", _forward), ("_backward", _backward))
 }
-
-TABLE = rules(_FUNCTIONS, heavy)

@@ -6,7 +6,7 @@ from torch_tiny.lower.arithmetic import exp, log
 from torch_tiny.lower.matmul import matmul
 from torch_tiny.lower.promote import NoLowering, Number, as_uop, cast
 from torch_tiny.lower.reduce import amax
-from torch_tiny.lower.rule import Function, Results, heavy, rules
+from torch_tiny.lower.rule import Results, Table
 from torch_tiny.lower.shapes import arange, full, to_math, total
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
@@ -84,9 +84,7 @@ def _need_no_dropout(dropout: Number) -> None:
         raise NoLowering("attention with dropout")
 
 
-_FUNCTIONS: dict[str, Function] = {
+TABLE: Table = {
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
 }
-
-TABLE = rules(_FUNCTIONS, heavy)

@@ -11,7 +11,7 @@ from torch_tiny.lower.arithmetic import absolute, less_equal, maximum, minimum
 from torch_tiny.lower.index import gather, scatter_add
 from torch_tiny.lower.movement import concatenate
 from torch_tiny.lower.promote import cast
-from torch_tiny.lower.rule import Function, Results, heavy, rules
+from torch_tiny.lower.rule import Results, Table
 from torch_tiny.lower.shapes import cut, full, full_like, to_math, total
 from torch_tiny.uops import UOp, call, dtypes
 from torch_tiny.views import int_shape
@@ -161,9 +161,7 @@ def _sample_backward(grad: UOp, x: UOp, grid: UOp, mode: int, padding: int, corn
     )
 
 
-_FUNCTIONS: dict[str, Function] = {
+TABLE: Table = {
     **dict.fromkeys(("grid_sampler_2d", "grid_sampler_3d"), _sample),
     **dict.fromkeys(("grid_sampler_2d_backward", "grid_sampler_3d_backward"), _sample_backward),
 }
-
-TABLE = rules(_FUNCTIONS, heavy)
