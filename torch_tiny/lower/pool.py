@@ -282,14 +282,15 @@ def _cubic(size: int, out: int, scale: Scale, dtype: DType, corners: bool) -> Se
         index = low.cast(dtypes.int32) + step
         index = (index < 0).where(full_like(index, 0), index)
         index = (index > size - 1).where(full_like(index, size - 1), index)
-        taps.append((index, _keys(absolute(source - low - float(step))).cast(dtype)))
+        taps.append((index, keys(absolute(source - low - float(step))).cast(dtype)))
     return taps
 
 
-def _keys(x: UOp) -> UOp:
-    """Keys' kernel with PyTorch's a = -0.75, for 0 <= x <= 2."""
-    near = (x * 1.25 - 2.25) * x * x + 1.0
-    return less_equal(x, full_like(x, 1.0)).where(near, ((x * -0.75 + 3.75) * x - 6.0) * x + 3.0)
+def keys(x: UOp, a: float = -0.75) -> UOp:
+    """Keys' kernel, for 0 <= x <= 2."""
+    near = (x * (a + 2.0) - (a + 3.0)) * x * x + 1.0
+    far = ((x * a + a * -5.0) * x - a * -8.0) * x + a * -4.0
+    return less_equal(x, full_like(x, 1.0)).where(near, far)
 
 
 def _resized(x: UOp, dim: int, taps: Sequence[Tap]) -> UOp:
