@@ -136,6 +136,17 @@ class Call:
             return 0
         return lengths.pop() if self.op.startswith(("aten::_foreach_", "aten::_fused_")) else 0
 
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> "Call":
+        """With others in place of its tensors."""
+
+        def mapped(item: Any) -> Any:
+            if isinstance(item, Tensor):
+                return function(item)
+            return [mapped(one) for one in item] if isinstance(item, list) else item
+
+        parts = (mapped(part) for part in (self.args, self.results, self.written))
+        return replace(self, **dict(zip(("args", "results", "written"), parts, strict=True)))
+
     def row(self, i: int) -> "Call":
         """The call on the i-th items of its lists."""
         args = [arg[i : i + 1] if isinstance(arg, list) else arg for arg in self.args]

@@ -159,10 +159,7 @@ def _window(dim: int, length: int, start: int, size: int) -> _Move:
 
 
 def _split(dim: int, rows: int, stride: int) -> _Move:
-    return _Move(
-        lambda x: x.reshape((*x.shape[:dim], rows, stride, *x.shape[dim + 1 :])),
-        lambda x: x.reshape((*x.shape[:dim], rows * stride, *x.shape[dim + 2 :])),
-    )
+    return _Move(lambda x: x.unflatten(dim, (rows, stride)), lambda x: x.flatten(dim, dim + 1))
 
 
 def _permute_and_drop_last(order: list[int]) -> _Move:

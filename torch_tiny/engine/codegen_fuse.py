@@ -8,7 +8,7 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from torch_tiny.engine.codegen_nest import Nest
+from torch_tiny.engine.codegen_nest import Nest, digits_of
 from torch_tiny.uops import AddrSpace, AxisType, Ops, UOp, simplified, sink_of, substituted
 from torch_tiny.uops.cascade import extent
 
@@ -185,13 +185,7 @@ def _digits(nest: Nest, row: UOp) -> tuple[dict[UOp, UOp], tuple[UOp, ...]]:
             break
         outer.append(loop)
         count *= extent(loop)
-    digits, rest = {}, row
-    for loop in reversed(outer[1:]):
-        digits[loop] = rest % extent(loop)
-        rest = rest // extent(loop)
-    if outer:
-        digits[outer[0]] = rest
-    return digits, nest.loops[len(outer) :]
+    return digits_of(outer, row), nest.loops[len(outer) :]
 
 
 # --- the fused kernel ---

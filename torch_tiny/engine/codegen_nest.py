@@ -1,7 +1,7 @@
 """A kernel of the schedule: loops around one store, and how its loads move with the loops."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -62,6 +62,14 @@ def place_of(loops: Iterable[UOp]) -> UOp:
     for loop in loops:
         place = place * extent(loop) + loop
     return simplified(place)
+
+
+def digits_of(loops: Sequence[UOp], place: UOp) -> dict[UOp, UOp]:
+    """The loops of a place: what `place_of` is made from."""
+    digits: dict[UOp, UOp] = {}
+    for loop in reversed(loops[1:]):
+        digits[loop], place = place % extent(loop), place // extent(loop)
+    return digits | dict.fromkeys(loops[:1], place)
 
 
 def loads(u: UOp) -> list[UOp]:

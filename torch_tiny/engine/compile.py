@@ -245,18 +245,11 @@ class _Region:
         self.kind = one.kind
         numbers: dict[int, int] = {}
 
-        def plain(item: Any) -> Any:
-            if isinstance(item, Tensor):
-                return replace(item, slot=numbers.setdefault(item.slot, len(numbers)))
-            return [plain(each) for each in item] if isinstance(item, list) else item
+        def plain(tensor: Tensor) -> Tensor:
+            return replace(tensor, slot=numbers.setdefault(tensor.slot, len(numbers)))
 
         self.calls = [
-            replace(
-                call,
-                number=i,
-                written_unknown=set(),
-                **{name: plain(getattr(call, name)) for name in ("args", "results", "written")},
-            )
+            replace(call.mapped(plain), number=i, written_unknown=set())
             for i, call in enumerate(one.calls)
         ]
         self.slots = list(numbers)

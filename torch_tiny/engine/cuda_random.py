@@ -3,7 +3,6 @@
 They are compiled when a process draws for the first time, and kept on disk.
 """
 
-import hashlib
 import re
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 
 from torch_tiny.engine import cuda_compile
 from torch_tiny.engine.cache import PlanFiles
-from torch_tiny.engine.plan import Code
+from torch_tiny.engine.plan import Code, Remembered, digest
 from torch_tiny.engine.settings import from_environment
 
 # What philox.h takes from the standard library, which NVRTC does not have.
@@ -95,14 +94,12 @@ def machine_code(index: int) -> bytes:
     major, minor = torch.cuda.get_device_capability(index)
     text, arch = source(), f"sm_{major}{minor}"
     folder = from_environment().cache
-    files = None if folder is None else PlanFiles(folder)
-    key = hashlib.sha256(f"{arch}\0{text}".encode()).hexdigest()
-    known = None if files is None else files.load_code(key)
-    if known is not None:
-        return known[1]
+    known = Remembered(None if folder is None else PlanFiles(folder))
+    key = digest(arch, text)
+    if (found := known.load_code(key)) is not None:
+        return found[1]
     code = cuda_compile.compile(text, arch, "--device-int128")
-    if files is not None:
-        files.store_code(key, Code([], [], [], [], [], [], text), code)
+    known.store_code(key, Code([], [], [], [], [], [], text), code)
     return code
 
 

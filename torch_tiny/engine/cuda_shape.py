@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from torch_tiny.engine.codegen_nest import MEMORY, is_contiguous_along
+from torch_tiny.engine.codegen_nest import MEMORY, digits_of, is_contiguous_along
 from torch_tiny.linalg.kernel import COMBINE
 from torch_tiny.uops import (
     AddrSpace,
@@ -254,13 +254,8 @@ class _Builder:
         total = math.prod(extent(r) for r in loops)
         steps = UOp.range(total // width, next(self.ids), kind)
         lane = UOp.range(width, next(self.ids), LANES) if width > 1 else None
-        rest = steps if lane is None else steps * width + lane
-        digits: dict[UOp, UOp] = {}
-        for loop in reversed(loops[1:]):
-            digits[loop] = rest % extent(loop)
-            rest = rest // extent(loop)
-        digits[loops[0]] = rest
-        return _Scope(tuple(loops), steps, lane, width, digits)
+        place = steps if lane is None else steps * width + lane
+        return _Scope(tuple(loops), steps, lane, width, digits_of(loops, place))
 
     def rebuilt(self, root: UOp, scopes: dict[UOp, _Scope]) -> UOp:
         """`root` with the loops of its ENDs and REDUCEs mapped as scopes[node] says."""

@@ -238,16 +238,11 @@ def _kind(row: _Row, size: int, target: Target) -> _Kind | None:
 
 
 def _flat(row: _Row, call: Call, size: int) -> Call:
-    def flat(item: Any) -> Any:
-        if isinstance(item, list):
-            return [flat(one) for one in item]
-        if not isinstance(item, Tensor):
-            return item
-        spec = ViewSpec((size,), (1,), 0) if row.fills(item) else ViewSpec((), (), 0)
-        return Tensor(row.number(item), item.dtype, spec)
+    def flat(tensor: Tensor) -> Tensor:
+        spec = ViewSpec((size,), (1,), 0) if row.fills(tensor) else ViewSpec((), (), 0)
+        return Tensor(row.number(tensor), tensor.dtype, spec)
 
-    parts = {name: flat(getattr(call, name)) for name in ("args", "results", "written")}
-    return replace(call, **parts)
+    return call.mapped(flat)
 
 
 class _Joined:

@@ -7,7 +7,7 @@ sweep of them, put together into one orthogonal matrix. Then all tiles are multi
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch_tiny.linalg.jacobi import PRECISION, players, rotation_of
+from torch_tiny.linalg.jacobi import PRECISION, Rotations, players, rotation_of
 from torch_tiny.linalg.kernel import Array, Kernel, Matrix
 from torch_tiny.linalg.sequence import Repeated, Step, Steps
 from torch_tiny.linalg.value import Value, constant, index, pair, unit
@@ -285,8 +285,7 @@ class _Found:
 
     def __init__(self, k: Kernel, small: Matrix, pairs: int) -> None:
         self.k, self.small, self.pairs = k, small, pairs
-        self.halves, self.sines = (k.small_array(small.dtype, pairs) for _ in range(2))
-        self.phases = [k.small_array(small.dtype, pairs) for _ in range(2 * k.is_complex)]
+        self.rotations = Rotations(k, small.dtype, pairs)
 
     def sweep(self, meeting: Value, acts: Callable[[Value, Value, Value], Value]) -> None:
         """Finds the rotations of a round, and turns the matrix by them."""
@@ -297,17 +296,15 @@ class _Found:
             found = rotation_of(
                 first, second, small[p, q], lambda common: acts(first, second, common)
             )
-            self.halves[number] = found.half
-            self.sines[number] = found.sine
-            for part, value in zip(self.phases, found.phase, strict=True):
-                part[number] = value
+            self.rotations.put(number, found)
         with k.each(0, self.pairs * self.pairs) as e:
             above, beside = e // self.pairs, e % self.pairs
             (p, q), (r, s) = self._players(above, meeting), self._players(beside, meeting)
-            a, b = self._turned(beside, small[p, r], small[p, s])
-            c, d = self._turned(beside, small[q, r], small[q, s])
-            a, c = (x.conj() for x in self._turned(above, a.conj(), c.conj()))
-            b, d = (x.conj() for x in self._turned(above, b.conj(), d.conj()))
+            turned = self.rotations.turned
+            a, b = turned(beside, small[p, r], small[p, s])
+            c, d = turned(beside, small[q, r], small[q, s])
+            a, c = (x.conj() for x in turned(above, a.conj(), c.conj()))
+            b, d = (x.conj() for x in turned(above, b.conj(), d.conj()))
             small[p, r], small[p, s], small[q, r], small[q, s] = a, b, c, d
 
     def turn(self, meeting: Value, matrix: Matrix) -> None:
@@ -315,13 +312,7 @@ class _Found:
         with self.k.each(0, 2 * self.pairs * self.pairs) as e:
             i, number = e // self.pairs, e % self.pairs
             p, q = self._players(number, meeting)
-            matrix[i, p], matrix[i, q] = self._turned(number, matrix[i, p], matrix[i, q])
+            matrix[i, p], matrix[i, q] = self.rotations.turned(number, matrix[i, p], matrix[i, q])
 
     def _players(self, number: Value, meeting: Value) -> tuple[Value, Value]:
         return players(number, meeting, 2 * self.pairs - 1)
-
-    def _turned(self, number: Value, first: Value, second: Value) -> tuple[Value, Value]:
-        half, sine = self.halves[number], self.sines[number]
-        if self.phases:
-            second = second * pair(*(part[number] for part in self.phases)).conj()
-        return first - sine * (second + half * first), second + sine * (first - half * second)

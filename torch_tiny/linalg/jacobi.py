@@ -93,10 +93,8 @@ class _Rounds:
     def __init__(self, k: Kernel, n: int, dtype: DType) -> None:
         self.k, self.n, self.dtype = k, n, dtype
         self.pairs = (n + 1) // 2
-        self.halves, self.sines, self.met = (
-            k.small_array(dtype, max(self.pairs, 1)) for _ in range(3)
-        )
-        self.phases = [k.small_array(dtype, max(self.pairs, 1)) for _ in range(2 * k.is_complex)]
+        self.found = Rotations(k, dtype, max(self.pairs, 1))
+        self.met = k.small_array(dtype, max(self.pairs, 1))
         self.place = k.small_array(dtypes.int32, n)
 
     def play(
@@ -113,10 +111,7 @@ class _Rounds:
                 with k.each(0, self.pairs) as number, self._both(meeting, number) as (p, q):
                     found = rotation(p, q)
                     self.met[number] = self.met[number].max(found.common)
-                    self.halves[number] = found.half
-                    self.sines[number] = found.sine
-                    for part, value in zip(self.phases, found.phase, strict=True):
-                        part[number] = value
+                    self.found.put(number, found)
                 for matrix in matrices:
                     self._turn_columns(matrix, meeting)
             left.set(k.largest((0, self.pairs), lambda i: self.met[i], self.dtype, 0))
@@ -126,12 +121,7 @@ class _Rounds:
             self.k.grid((0, matrix.rows), (0, self.pairs)) as (i, number),
             self._both(meeting, number) as (p, q),
         ):
-            half, sine = self.halves[number], self.sines[number]
-            first, second = matrix[i, p], matrix[i, q]
-            if self.phases:
-                second = second * pair(*(part[number] for part in self.phases)).conj()
-            matrix[i, p] = first - sine * (second + half * first)
-            matrix[i, q] = second + sine * (first - half * second)
+            matrix[i, p], matrix[i, q] = self.found.turned(number, matrix[i, p], matrix[i, q])
 
     def in_order(self, key: Callable[[Value], Value]) -> Array:
         """Where each belongs, ascending."""
@@ -175,6 +165,27 @@ class Rotation:
     """The tangent of half the angle. Rounding a cosine would stretch columns bit by bit."""
     sine: Value
     phase: tuple[Value, ...]
+
+
+class Rotations:
+    """Those of a round, by the number of the pair, in fast memory."""
+
+    def __init__(self, k: Kernel, dtype: DType, count: int) -> None:
+        self._halves, self._sines, *self._phases = (
+            k.small_array(dtype, count) for _ in range(4 if k.is_complex else 2)
+        )
+
+    def put(self, number: Value, found: Rotation) -> None:
+        arrays = (self._halves, self._sines, *self._phases)
+        for array, value in zip(arrays, (found.half, found.sine, *found.phase), strict=True):
+            array[number] = value
+
+    def turned(self, number: Value, first: Value, second: Value) -> tuple[Value, Value]:
+        """Elements of the two columns."""
+        half, sine = self._halves[number], self._sines[number]
+        if self._phases:
+            second = second * pair(*(part[number] for part in self._phases)).conj()
+        return first - sine * (second + half * first), second + sine * (first - half * second)
 
 
 def rotation_of(

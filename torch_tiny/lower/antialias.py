@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 from torch_tiny.lower.arithmetic import absolute, maximum
 from torch_tiny.lower.matmul import matmul
-from torch_tiny.lower.pool import Scale, input_step
+from torch_tiny.lower.pool import Scale, input_step, keys
 from torch_tiny.lower.promote import cast
-from torch_tiny.lower.rule import Function, heavy, rules
+from torch_tiny.lower.rule import Table
 from torch_tiny.lower.shapes import arange, full, full_like, to_math, total
 from torch_tiny.uops import UOp, call, dtypes
 from torch_tiny.views import int_shape
@@ -48,9 +48,7 @@ def _triangle(x: UOp) -> UOp:
 def _keys(x: UOp) -> UOp:
     """Keys' kernel with a = -0.5."""
     d = absolute(x)
-    near = (d * 1.5 - 2.5) * d * d + 1.0
-    far = ((d * -0.5 + 2.5) * d - 4.0) * d + 2.0
-    return (d < 1.0).where(near, (d < 2.0).where(far, full_like(d, 0.0)))
+    return (d < 2.0).where(keys(d, -0.5), full_like(d, 0.0))
 
 
 def _forward(x: UOp, sizes: Sequence[int], corners: bool, *scales: Scale, reach: float,
@@ -67,10 +65,8 @@ def _backward(grad: UOp, sizes: Sequence[int], inputs: Sequence[int], corners: b
     return cast(matmul(rows.transpose(0, 1).cast(across.dtype), across), grad.dtype)
 
 
-_FUNCTIONS: dict[str, Function] = {
+TABLE: Table = {
     f"_upsample_{name}2d_aa{suffix}": functools.partial(rule, reach=reach, shape=shape)
     for name, reach, shape in (("bilinear", 1.0, _triangle), ("bicubic", 2.0, _keys))
     for suffix, rule in (("", _forward), ("_backward", _backward))
 }
-
-TABLE = rules(_FUNCTIONS, heavy)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from functools import partial
 
 from torch_tiny.lower.conditions import require
 from torch_tiny.lower.promote import HALVES, is_float
@@ -47,16 +47,9 @@ def sigmoid(x: UOp) -> UOp:
     return (call("exp", -x) + 1.0).reciprocal()
 
 
-def tanh(x: UOp) -> UOp:
-    return call("tanh", x)
-
-
-def exp(x: UOp) -> UOp:
-    return call("exp", x)
-
-
-def log(x: UOp) -> UOp:
-    return call("log", x)
+tanh = partial(call, "tanh")
+exp = partial(call, "exp")
+log = partial(call, "log")
 
 
 def softplus(x: UOp, beta: UOp, threshold: UOp) -> UOp:
@@ -94,20 +87,19 @@ def mul(a: UOp, b: UOp) -> UOp:
 
 def _safe_divisor(b: UOp) -> UOp:
     # The processor traps on n/0 and on the lowest integer / -1.
-    return (b.eq(0) | b.eq(-1)).where(full_like(b, 1), b)
+    traps = b.eq(0) if b.dtype == dtypes.uint8 else b.eq(0) | b.eq(-1)
+    return traps.where(full_like(b, 1), b)
 
 
 def _int_divide(a: UOp, b: UOp, floor: bool) -> UOp:
     require(b.ne(0))
-    rounding: Literal["floor", "trunc"] = "floor" if floor else "trunc"
-    if a.dtype == dtypes.uint8:
-        return a.div(b.eq(0).where(full_like(b, 1), b), rounding_mode=rounding)
-    return b.eq(-1).where(-a, a.div(_safe_divisor(b), rounding_mode=rounding))
+    quotient = a.div(_safe_divisor(b), rounding_mode="floor" if floor else "trunc")
+    return quotient if a.dtype == dtypes.uint8 else b.eq(-1).where(-a, quotient)
 
 
 def _int_remainder(a: UOp, b: UOp, floor: bool) -> UOp:
     require(b.ne(0))
-    safe = _safe_divisor(b) if a.dtype != dtypes.uint8 else b.eq(0).where(full_like(b, 1), b)
+    safe = _safe_divisor(b)
     return a - a.div(safe, rounding_mode="floor" if floor else "trunc") * safe
 
 
@@ -199,7 +191,6 @@ def shift(a: UOp, b: UOp, left: bool) -> UOp:
     bits = 8 * a.dtype.itemsize
     outside = (b < 0) | (b >= bits)
     amount = outside.where(full_like(b, 0 if left else bits - 1), b)
-    if a.dtype == dtypes.uint8:
-        shifted = (a << amount) if left else (a >> amount)
-        return outside.where(full_like(a, 0), shifted)
-    return outside.where(full_like(a, 0), a << amount) if left else a >> amount
+    shifted = (a << amount) if left else (a >> amount)
+    is_empty = left or a.dtype == dtypes.uint8  # else signs are left
+    return outside.where(full_like(a, 0), shifted) if is_empty else shifted

@@ -6,14 +6,17 @@ from torch_tiny.lower.arithmetic import exp, log
 from torch_tiny.lower.matmul import matmul
 from torch_tiny.lower.promote import NoLowering, Number, as_uop, cast
 from torch_tiny.lower.reduce import amax
-from torch_tiny.lower.rule import Function, Results, heavy, rules
+from torch_tiny.lower.rule import Results, Table
 from torch_tiny.lower.shapes import arange, full, to_math, total
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
 
-def _scores(q: UOp, k: UOp, causal: bool, mask: UOp | None, scale: Number | None) -> UOp:
+def _scores(q: UOp, k: UOp, dropout: Number, causal: bool, mask: UOp | None,
+            scale: Number | None) -> UOp:  # fmt: skip
     """(batch, heads, queries, keys), -inf where a query may not look."""
+    if dropout != 0:
+        raise NoLowering("attention with dropout")
     by = 1.0 / math.sqrt(int_shape(q)[-1]) if scale is None else scale
     scores = matmul(q, k.transpose(-1, -2)) * as_uop(by, to_math(q).dtype)
     never = full((), -math.inf, scores.dtype)
@@ -45,9 +48,8 @@ def _gathered(x: UOp, heads: int) -> UOp:
 
 def _attention(q: UOp, k: UOp, v: UOp, dropout: Number, causal: bool, mask: UOp | None,
                scale: Number | None) -> Results:  # fmt: skip
-    _need_no_dropout(dropout)
     heads = int_shape(q)[1]
-    scores = _scores(q, _shared(k, heads), causal, mask, scale)
+    scores = _scores(q, _shared(k, heads), dropout, causal, mask, scale)
     last = (3,)
     top = amax(scores, last, True)
     # A query that may look nowhere gets zeros.
@@ -61,10 +63,9 @@ def _attention(q: UOp, k: UOp, v: UOp, dropout: Number, causal: bool, mask: UOp 
 def _attention_backward(grad: UOp, q: UOp, k: UOp, v: UOp, out: UOp, logsumexp: UOp,
                         dropout: Number, causal: bool, mask: UOp | None,
                         scale: Number | None) -> Results:  # fmt: skip
-    _need_no_dropout(dropout)
     heads, own = int_shape(q)[1], int_shape(k)[1]
     keys, values = _shared(to_math(k), heads), _shared(to_math(v), heads)
-    scores = _scores(q, keys, causal, mask, scale)
+    scores = _scores(q, keys, dropout, causal, mask, scale)
     top = to_math(logsumexp).unsqueeze(3)
     nowhere = top.eq(-math.inf)
     weights = nowhere.where(full((), 0, scores.dtype), exp(scores - top))
@@ -79,14 +80,7 @@ def _attention_backward(grad: UOp, q: UOp, k: UOp, v: UOp, out: UOp, logsumexp: 
     )
 
 
-def _need_no_dropout(dropout: Number) -> None:
-    if dropout != 0:
-        raise NoLowering("attention with dropout")
-
-
-_FUNCTIONS: dict[str, Function] = {
+TABLE: Table = {
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
 }
-
-TABLE = rules(_FUNCTIONS, heavy)

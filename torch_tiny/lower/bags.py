@@ -5,11 +5,11 @@ from typing import Any
 
 from torch_tiny.lower.arithmetic import is_nan, maximum
 from torch_tiny.lower.conditions import require
-from torch_tiny.lower.index import place, take
+from torch_tiny.lower.index import REDUCTIONS, place, take
 from torch_tiny.lower.promote import NoLowering, Number, as_uop, cast
-from torch_tiny.lower.reduce import amax, amin, cumsum
-from torch_tiny.lower.rule import Function, Results, heavy, rules
-from torch_tiny.lower.shapes import arange, cut, full, full_like, pad, to_math, total
+from torch_tiny.lower.reduce import amax, cumsum
+from torch_tiny.lower.rule import Results, Table
+from torch_tiny.lower.shapes import along, arange, cut, full, full_like, pad, to_math, total
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
@@ -129,16 +129,11 @@ def _segment_reduce(data: UOp, how: str, lengths: UOp | None, _indices: UOp | No
         require(total(lengths, (lengths.ndim - 1,)).eq(int_shape(data)[axis]))
     member, x = _spread(_members(data, lengths, offsets, axis), to_math(data), axis)
     start = as_uop(_IDENTITY[how] if initial is None else initial, x.dtype)
-    kept, over = member.where(x, full((), _IDENTITY[how], x.dtype)), (axis + 1,)
-    if how == "max":
-        return cast(maximum(amax(kept, over), start), data.dtype)
-    if how == "min":
-        return cast(-maximum(-amin(kept, over), -start), data.dtype)
-    if how == "prod":
-        return cast(kept.prod(over) * start, data.dtype)
-    result = total(kept, over) + start
+    kept = member.where(x, full((), _IDENTITY[how], x.dtype))
+    combine, reducer, _ = REDUCTIONS[{"max": "amax", "min": "amin", "mean": "sum"}.get(how, how)]
+    result = combine(reducer(kept, axis + 1), start)
     if how == "mean":
-        n = total(member.cast(x.dtype), over)
+        n = total(member.cast(x.dtype), (axis + 1,))
         empty = math.nan if initial is None else 0.0
         result = n.eq(0).where(result + empty, result / n)
     return cast(result, data.dtype)
@@ -165,14 +160,13 @@ def _segment_reduce_backward(grad: UOp, output: UOp, data: UOp, how: str, length
 def _product_of_others(member: UOp, x: UOp, axis: int, initial: Number | None) -> UOp:
     """For each element of a segment the product of the others, and of what it began with."""
     n, one = int_shape(x)[axis + 1], full((), 1, x.dtype)
-    trailing = (1,) * (x.ndim - axis - 2)
-    same = arange(n).reshape((n, 1, *trailing)).eq(arange(n).reshape((1, n, *trailing)))
-    others = member.unsqueeze(axis + 1) & same.logical_not()
+    here, there = (along(arange(n), d, x.ndim - axis) for d in (0, 1))
+    others = member.unsqueeze(axis + 1) & here.ne(there)
     product = others.where(x.unsqueeze(axis + 1), one).prod((axis + 2,))
     return product * as_uop(1.0 if initial is None else initial, x.dtype)
 
 
-_FUNCTIONS: dict[str, Function] = {
+TABLE: Table = {
     "_embedding_bag": _embedding_bag,
     "_embedding_bag_forward_only": _without_gradients,
     "_embedding_bag_backward": _embedding_bag_backward,
@@ -180,5 +174,3 @@ _FUNCTIONS: dict[str, Function] = {
     "segment_reduce": _segment_reduce,
     "_segment_reduce_backward": _segment_reduce_backward,
 }
-
-TABLE = rules(_FUNCTIONS, heavy)

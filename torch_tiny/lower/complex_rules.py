@@ -20,6 +20,7 @@ from torch_tiny.lower.complex_math import (
 from torch_tiny.lower.complex_parts import by_parts, dtype_of_parts, picked_parts
 from torch_tiny.lower.complex_value import PARTS, Complex, as_complex, part_dtype, promoted
 from torch_tiny.lower.conditions import require
+from torch_tiny.lower.elementwise import both
 from torch_tiny.lower.promote import Lifted, NoLowering, Operand, as_uop, cast
 from torch_tiny.lower.rule import Function, Results, Rule, Table
 from torch_tiny.lower.shapes import DTYPES, broadcast, cut, full, kept_shape, pad, total, wrap_dims
@@ -110,8 +111,8 @@ def _slope(function: Callable[[Complex], Complex]) -> Function:
 
 
 def _complex(re: UOp, im: UOp) -> Complex:
-    both = broadcast(re, im)
-    return Complex(both[0], both[1])
+    re, im = broadcast(re, im)
+    return Complex(re, im)
 
 
 # --- conversions and creation ---
@@ -285,23 +286,21 @@ COLUMN: dict[str, Function] = {
     "isinf": lambda z: absolute(z.re).eq(math.inf) | absolute(z.im).eq(math.inf),
     "isnan": any_nan,
     "nan_to_num": lambda z, *bounds: z.each(lambda part: elementwise.nan_to_num(part, *bounds)),
-    **dict.fromkeys(("add.Tensor", "add.Scalar"), partial(_scaled, operator.add)),
-    **dict.fromkeys(("sub.Tensor", "sub.Scalar"), partial(_scaled, operator.sub)),
-    **dict.fromkeys(
-        ("rsub.Tensor", "rsub.Scalar"), lambda a, b, alpha: _scaled(operator.sub, b, a, alpha)
-    ),
-    **dict.fromkeys(("mul.Tensor", "mul.Scalar"), _binary(operator.mul)),
+    **both("add", partial(_scaled, operator.add)),
+    **both("sub", partial(_scaled, operator.sub)),
+    **both("rsub", lambda a, b, alpha: _scaled(operator.sub, b, a, alpha)),
+    **both("mul", _binary(operator.mul)),
     **dict.fromkeys(("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode"), _divide),
     **dict.fromkeys(("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar"), _power),
-    **dict.fromkeys(("eq.Tensor", "eq.Scalar"), _equal),
-    **dict.fromkeys(("ne.Tensor", "ne.Scalar"), lambda a, b: _equal(a, b).logical_not()),
+    **both("eq", _equal),
+    **both("ne", lambda a, b: _equal(a, b).logical_not()),
     "logical_not": lambda a: _truth(a).logical_not(),
     "logical_and": lambda a, b: _truth(a) & _truth(b),
     "logical_or": lambda a, b: _truth(a) | _truth(b),
     "logical_xor": lambda a, b: _truth(a) ^ _truth(b),
     **{f"where.{kind}": _where for kind in ("self", "ScalarOther", "ScalarSelf", "Scalar")},
-    **dict.fromkeys(
-        ("masked_fill.Scalar", "masked_fill.Tensor"),
+    **both(
+        "masked_fill",
         _filled(
             "masked_fill.Scalar",
             lambda x, mask, value: choose(mask, as_complex(value, x.re.dtype), x),
@@ -311,7 +310,7 @@ COLUMN: dict[str, Function] = {
     "zero": lambda x: filled(x, 0.0),
     "addcmul": partial(_with_term, operator.mul),
     "addcdiv": partial(_with_term, operator.truediv),
-    **dict.fromkeys(("lerp.Scalar", "lerp.Tensor"), _lerp),
+    **both("lerp", _lerp),
     "tanh_backward": _slope(lambda y: filled(y, 1.0) - y * y),
     "sigmoid_backward": _slope(lambda y: (filled(y, 1.0) - y) * y),
     **dict.fromkeys(("_conj", "_conj_physical", "conj_physical"), lambda z: z.conj()),

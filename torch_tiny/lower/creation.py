@@ -66,10 +66,6 @@ def _full(size: Sequence[int], value: Number, dtype: DType | None, *_: Any) -> U
     return full(size, value, to_dtype(dtype, result_dtype(value)))
 
 
-def _full_like(x: UOp, value: Number, dtype: DType | None, *_: Any) -> UOp:
-    return full(int_shape(x), value, to_dtype(dtype, x.dtype))
-
-
 def _new_full(x: UOp, size: Sequence[int], value: Number, dtype: DType | None, *_: Any) -> UOp:
     return full(size, value, to_dtype(dtype, x.dtype))
 
@@ -102,9 +98,9 @@ TABLE: dict[str, Function] = {
     **dict.fromkeys(("zeros", "_efficientzerotensor"), lambda size, *rest: _full(size, 0.0, *rest)),
     "ones": lambda size, *rest: _full(size, 1.0, *rest),
     "scalar_tensor": lambda value, dtype, *_: full((), value, to_dtype(dtype, default_dtype())),
-    "full_like": _full_like,
-    "zeros_like": lambda x, *rest: _full_like(x, 0, *rest),
-    "ones_like": lambda x, *rest: _full_like(x, 1, *rest),
+    "full_like": lambda x, *rest: _new_full(x, int_shape(x), *rest),
+    "zeros_like": lambda x, *rest: _new_full(x, int_shape(x), 0, *rest),
+    "ones_like": lambda x, *rest: _new_full(x, int_shape(x), 1, *rest),
     "new_full": _new_full,
     "new_zeros": lambda x, size, *rest: _new_full(x, size, 0, *rest),
     "new_ones": lambda x, size, *rest: _new_full(x, size, 1, *rest),

@@ -212,7 +212,7 @@ def _truth(function: Binary) -> Function:
     return lambda a, b: function(cast(a, dtypes.bool), cast(b, dtypes.bool))
 
 
-def _both(name: str, rule: Function, *more: str) -> dict[str, Function]:
+def both(name: str, rule: Function, *more: str) -> dict[str, Function]:
     """The same rule for a tensor and for a number as the second operand."""
     return {f"{name}.{overload}": rule for overload in ("Tensor", "Scalar", *more)}
 
@@ -220,8 +220,8 @@ def _both(name: str, rule: Function, *more: str) -> dict[str, Function]:
 def _shifts(side: str, operator: str) -> dict[str, Function]:
     rule = _binary(lambda a, b: shift(a, b, left=side == "left"))
     return {
-        **_both(f"bitwise_{side}_shift", rule, "Tensor_Scalar", "Scalar_Tensor"),
-        **_both(operator, rule),
+        **both(f"bitwise_{side}_shift", rule, "Tensor_Scalar", "Scalar_Tensor"),
+        **both(operator, rule),
     }
 
 
@@ -265,16 +265,16 @@ TABLE: Table = {
     "nan_to_num": nan_to_num,
     "logical_not": lambda x: cast(x, dtypes.bool).logical_not(),
     "bitwise_not": lambda x: ~x,
-    **_both("add", partial(_scaled, add)),
-    **_both("sub", partial(_scaled, operator.sub)),
-    **_both("rsub", lambda a, b, alpha: _scaled(operator.sub, b, a, alpha)),
+    **both("add", partial(_scaled, add)),
+    **both("sub", partial(_scaled, operator.sub)),
+    **both("rsub", lambda a, b, alpha: _scaled(operator.sub, b, a, alpha)),
     # A number stays as precise as it is in products and quotients.
-    **_both("mul", lambda a, b: elementwise(mul, a, b)),
-    **_both("div", divide),
+    **both("mul", lambda a, b: elementwise(mul, a, b)),
+    **both("div", divide),
     **dict.fromkeys(("div.Tensor_mode", "div.Scalar_mode"), divide),
     **dict.fromkeys(("floor_divide", "floor_divide.Scalar"), lambda a, b: divide(a, b, "floor")),
-    **_both("remainder", _binary(remainder), "Scalar_Tensor"),
-    **_both("fmod", _binary(fmod)),
+    **both("remainder", _binary(remainder), "Scalar_Tensor"),
+    **both("fmod", _binary(fmod)),
     **dict.fromkeys(("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar"), power),
     "maximum": _binary(maximum),
     "minimum": _binary(minimum),
@@ -283,7 +283,7 @@ TABLE: Table = {
     "atan2": _binary_float(lambda a, b: call("atan2", a, b)),
     "hypot": _binary(lambda a, b: call("hypot", a, b)),
     "nextafter": lambda a, b: next_after(*broadcast(a, b)),
-    **_both("copysign", lambda a, b: elementwise_float(lambda x, y: call("copysign", x, y), a, b)),
+    **both("copysign", lambda a, b: elementwise_float(lambda x, y: call("copysign", x, y), a, b)),
     "logaddexp": _binary(log_add),
     "logaddexp2": _binary(lambda a, b: log_add(a, b, "exp2", 1 / math.log(2))),
     **dict.fromkeys(
@@ -294,15 +294,15 @@ TABLE: Table = {
         _binary_float(_xlogy("log1p")),
     ),
     "heaviside": lambda a, b: a.eq(0).where(b, cast(a > 0, a.dtype)),
-    **_both("eq", _compared(lambda a, b: a.eq(b))),
-    **_both("ne", _compared(lambda a, b: a.ne(b))),
-    **_both("lt", _compared(operator.lt)),
-    **_both("le", _compared(less_equal)),
-    **_both("gt", _compared(lambda a, b: b < a)),
-    **_both("ge", _compared(lambda a, b: less_equal(b, a))),
-    **_both("bitwise_and", _binary(lambda a, b: a & b), "Scalar_Tensor"),
-    **_both("bitwise_or", _binary(lambda a, b: a | b), "Scalar_Tensor"),
-    **_both("bitwise_xor", _binary(lambda a, b: a ^ b), "Scalar_Tensor"),
+    **both("eq", _compared(lambda a, b: a.eq(b))),
+    **both("ne", _compared(lambda a, b: a.ne(b))),
+    **both("lt", _compared(operator.lt)),
+    **both("le", _compared(less_equal)),
+    **both("gt", _compared(lambda a, b: b < a)),
+    **both("ge", _compared(lambda a, b: less_equal(b, a))),
+    **both("bitwise_and", _binary(lambda a, b: a & b), "Scalar_Tensor"),
+    **both("bitwise_or", _binary(lambda a, b: a | b), "Scalar_Tensor"),
+    **both("bitwise_xor", _binary(lambda a, b: a ^ b), "Scalar_Tensor"),
     **_shifts("left", "__lshift__"),
     **_shifts("right", "__rshift__"),
     "logical_and": _truth(lambda a, b: a & b),
@@ -312,7 +312,7 @@ TABLE: Table = {
     **dict.fromkeys(("clamp_min", "clamp_min.Tensor"), lambda x, low: clamp(x, low, None)),
     **dict.fromkeys(("clamp_max", "clamp_max.Tensor"), lambda x, high: clamp(x, None, high)),
     **dict.fromkeys(("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar"), where),
-    **_both("lerp", lambda start, end, weight: elementwise(_lerp, start, end, weight)),
+    **both("lerp", lambda start, end, weight: elementwise(_lerp, start, end, weight)),
     "addcmul": lambda x, a, b, value: elementwise(
         lambda p, q, r: p + as_uop(value, p.dtype) * q * r, x, a, b
     ),
@@ -328,7 +328,7 @@ TABLE: Table = {
     "fill.Scalar": lambda x, value: full_like(x, value),
     "fill.Tensor": lambda x, value: copy(x, value),
     "zero": lambda x: full_like(x, 0),
-    **_both("masked_fill", lambda x, mask, value: mask.where(as_uop(value, x.dtype), x)),
+    **both("masked_fill", lambda x, mask, value: mask.where(as_uop(value, x.dtype), x)),
     "deg2rad": _float_unary(lambda x: x * (math.pi / 180)),
     "rad2deg": _float_unary(lambda x: x * (180 / math.pi)),
 }

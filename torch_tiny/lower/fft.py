@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 
 from torch_tiny.lower.complex_value import Complex, from_real
-from torch_tiny.lower.movement import concatenate
+from torch_tiny.lower.movement import concatenate, flip
 from torch_tiny.lower.promote import cast
 from torch_tiny.lower.rule import Rule, Table, heavy
-from torch_tiny.lower.shapes import arange, cut, flip_dims, to_math, total
+from torch_tiny.lower.shapes import arange, cut, to_math, total
 from torch_tiny.uops import DType, UOp, call
 
 _DIRECT = 64  # sums of at most so many terms, unless the length has a larger prime factor
@@ -99,7 +99,7 @@ def _mirrored(half: Complex, dim: int, size: int) -> Complex:
     The imaginary parts of the constant, and of the highest frequency of an even size, count not.
     """
     n = half.shape[dim]
-    rest = half.each(lambda p: flip_dims(cut(p, dim, 1, 1 + size - n), [dim])).conj()
+    rest = half.each(lambda p: flip(cut(p, dim, 1, 1 + size - n), [dim])).conj()
     at = arange(n).reshape(tuple(n if d == dim else 1 for d in range(half.ndim)))
     alone = at.eq(0) | at.eq(n - 1 if size % 2 == 0 else -1)
     first = Complex(half.re, alone.where(half.im.const_like(0), half.im))

@@ -8,8 +8,8 @@ from torch_tiny.lower.index import gather, scatter_add
 from torch_tiny.lower.pool import place_of
 from torch_tiny.lower.promote import cast
 from torch_tiny.lower.reduce import amax
-from torch_tiny.lower.rule import Function, Results, heavy, rules
-from torch_tiny.lower.shapes import arange, cut, full, full_like, to_math
+from torch_tiny.lower.rule import Results, Table
+from torch_tiny.lower.shapes import along, arange, cut, full, full_like, to_math
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
@@ -36,12 +36,9 @@ def _pool(x: UOp, kernel: Sequence[int], out: Sequence[int], samples: UOp) -> Re
     for d, which in enumerate(order):
         sample = cut(samples.reshape((n, channels, k)), 2, which, which + 1).squeeze(2)
         start = _starts(sample, sizes[d], out[d], kernel[d])
-        spread = [1] * (2 * k)
-        spread[d] = out[d]
-        reach = [1] * (2 * k)
-        reach[k + d] = kernel[d]
-        own = start.reshape((n, channels, *spread)) + arange(kernel[d]).reshape((1, 1, *reach))
-        flat = flat * sizes[d] + own
+        begun = start.reshape((n, channels, *(m if e == d else 1 for e, m in enumerate(out))))
+        inside = along(arange(kernel[d]), 2 + k + d, flat.ndim)
+        flat = flat * sizes[d] + (begun.reshape((*begun.shape, *(1,) * k)) + inside)
     whole = (n, channels, *out, *kernel)
     index = flat.expand(whole).reshape((n, channels, -1))
     seen = gather(rows, 2, index.cast(dtypes.int64)).reshape(whole)
@@ -62,11 +59,9 @@ def _backward(grad: UOp, x: UOp, kernel: Sequence[int], _out: Sequence[int],
     return cast(scatter_add(flat, 1, at, g), x.dtype).reshape(shape)
 
 
-_FUNCTIONS: dict[str, Function] = {
+TABLE: Table = {
     **dict.fromkeys(("fractional_max_pool2d", "fractional_max_pool3d"), _pool),
     **dict.fromkeys(
         ("fractional_max_pool2d_backward", "fractional_max_pool3d_backward"), _backward
     ),
 }
-
-TABLE = rules(_FUNCTIONS, heavy)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from torch_tiny.lower.arithmetic import absolute, less_equal, maximum, minimum
 from torch_tiny.lower.index import gather, scatter_add
 from torch_tiny.lower.movement import concatenate
+from torch_tiny.lower.pool import keys
 from torch_tiny.lower.promote import cast
-from torch_tiny.lower.rule import Function, Results, heavy, rules
+from torch_tiny.lower.rule import Results, Table
 from torch_tiny.lower.shapes import cut, full, full_like, to_math, total
 from torch_tiny.uops import UOp, call, dtypes
 from torch_tiny.views import int_shape
@@ -120,12 +121,10 @@ def _cubic(x: UOp) -> tuple[UOp, UOp]:
     """Keys' kernel with a = -0.75 at distance x, and its derivative."""
     d = absolute(x)
     sign = call("copysign", full_like(x, 1.0), x)
-    near = (d * 1.25 - 2.25) * d * d + 1.0
-    far = ((d * -0.75 + 3.75) * d - 6.0) * d + 3.0
     near_slope = (d * 3.75 - 4.5) * d
     far_slope = (d * -2.25 + 7.5) * d - 6.0
     close = less_equal(d, full_like(d, 1.0))
-    return close.where(near, far), close.where(near_slope, far_slope) * sign
+    return keys(d), close.where(near_slope, far_slope) * sign
 
 
 def _sample(x: UOp, grid: UOp, mode: int, padding: int, corners: bool) -> UOp:
@@ -161,9 +160,7 @@ def _sample_backward(grad: UOp, x: UOp, grid: UOp, mode: int, padding: int, corn
     )
 
 
-_FUNCTIONS: dict[str, Function] = {
+TABLE: Table = {
     **dict.fromkeys(("grid_sampler_2d", "grid_sampler_3d"), _sample),
     **dict.fromkeys(("grid_sampler_2d_backward", "grid_sampler_3d_backward"), _sample_backward),
 }
-
-TABLE = rules(_FUNCTIONS, heavy)

@@ -8,7 +8,7 @@ from torch_tiny.lower.conditions import require
 from torch_tiny.lower.creation import linspace
 from torch_tiny.lower.promote import Number, as_uop, cast, is_float
 from torch_tiny.lower.reduce import amax, amin
-from torch_tiny.lower.rule import Function, Results, heavy, rules
+from torch_tiny.lower.rule import Results, Table
 from torch_tiny.lower.shapes import arange, cut, full, to_math, total
 from torch_tiny.uops import UOp
 from torch_tiny.views import int_shape
@@ -102,7 +102,7 @@ def _rows(x: UOp) -> UOp:
     return x.reshape((-1, int_shape(x)[-1]))
 
 
-_FUNCTIONS: dict[str, Function] = {
+TABLE: Table = {
     "histc": _histc,
     "histogram.bin_ct": _histogram,
     "histogram.bins_tensor": lambda x, edges, weight, density: (
@@ -115,5 +115,3 @@ _FUNCTIONS: dict[str, Function] = {
         _rows(x), edges, weight, density
     ),
 }
-
-TABLE = rules(_FUNCTIONS, heavy)

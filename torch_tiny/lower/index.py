@@ -7,7 +7,7 @@ from typing import Any
 from torch_tiny.lower.arithmetic import add, maximum, minimum, signbit
 from torch_tiny.lower.complex_parts import by_parts
 from torch_tiny.lower.conditions import require, require_index
-from torch_tiny.lower.pick import gathered, kept, picked
+from torch_tiny.lower.pick import gathered, hits, kept, picked
 from torch_tiny.lower.promote import NoLowering, Number, Operand, as_uop, cast, is_float, math_dtype
 from torch_tiny.lower.reduce import amax, amin, cumsum
 from torch_tiny.lower.rule import Function, Rule, Table, heavy, rules
@@ -22,9 +22,8 @@ def take(x: UOp, dim: int, index: UOp) -> UOp:
     require_index(index, shape[dim])
     if 0 in (*shape, n):
         return full((*shape[:dim], n, *shape[dim + 1 :]), 0, x.dtype)
-    trailing = (1,) * (len(shape) - dim - 1)
-    index = index.reshape((n, 1, *trailing))
-    hit = index.eq(arange(shape[dim]).reshape((1, shape[dim], *trailing)).cast(index.dtype))
+    index = index.reshape((n, *(1,) * (len(shape) - dim)))
+    hit = hits(index, 1, shape[dim])
     return picked(hit, x.unsqueeze(dim), dim + 1)
 
 
@@ -34,9 +33,7 @@ def place(values: UOp, dim: int, index: UOp, size: int) -> UOp:
     shape = int_shape(values)
     if 0 in shape:
         return full((*shape[:dim], size, *shape[dim + 1 :]), 0, values.dtype)
-    trailing = (1,) * (len(shape) - dim - 1)
-    index = index.reshape((1, -1, *trailing))
-    hit = index.eq(arange(size).reshape((size, 1, *trailing)).cast(index.dtype))
+    hit = hits(index.reshape((1, -1, *(1,) * (len(shape) - dim - 1))), 0, size)
     placed = total(kept(hit, values.unsqueeze(dim)), (dim + 1,))
     # What became a load is a sum, too, and never -0.0.
     return cast(placed + 0.0 if is_float(values.dtype) else placed, values.dtype)
@@ -64,11 +61,8 @@ def index_tensor(x: UOp, indices: Sequence[UOp | None]) -> UOp:
     moved, order, flat, spread, first = _indexed(x, indices)
     rows = take(moved, 0, flat.reshape((-1,))).reshape((*spread, *int_shape(moved)[1:]))
     # The result's indexed dimensions stand where they were if they were next to each other.
-    rest = len(order)
-    lead = len(spread)
-    return rows.permute(
-        (*range(lead, lead + first), *range(lead), *range(lead + first, lead + rest))
-    )
+    lead, last = len(spread), len(spread) + len(order)
+    return rows.permute((*range(lead, lead + first), *range(lead), *range(lead + first, last)))
 
 
 def index_put(x: UOp, indices: Sequence[UOp | None], values: UOp, accumulate: bool = False) -> UOp:
@@ -153,8 +147,11 @@ def _stored(x: UOp, index: UOp, values: UOp) -> UOp:
     require_index(index, n)
     if 0 in (n, m):
         return x
-    hit = index.reshape((1, m)).eq(arange(n).reshape((n, 1)).cast(index.dtype))
-    last = hit.where(arange(m).reshape((1, m)) + 1, full((), 0, dtypes.int32)).max((1,))
+    last = (
+        hits(index.reshape((1, m)), 0, n)
+        .where(arange(m).reshape((1, m)) + 1, full((), 0, dtypes.int32))
+        .max((1,))
+    )
     stored = take(values, 0, maximum(last - 1, full_like(last, 0)))
     return last.reshape((n, *(1,) * (x.ndim - 1))).ne(0).where(stored, x)
 
@@ -181,7 +178,7 @@ def scatter_reduce(
     wide = math_dtype(x.dtype)
     hit, values, over = _scattered(x.cast(wide), dim, index, source)
     own, touched = _as_1d(x.cast(wide)), hit.max((over,))
-    combine, reducer, identity = _REDUCTIONS[_NAMES.get(reduce, reduce)]
+    combine, reducer, identity = REDUCTIONS[_NAMES.get(reduce, reduce)]
     neutral = full((), identity(wide), wide)
     reduced = reducer(hit.where(values, neutral), over)
     if not include_self:
@@ -209,22 +206,19 @@ def _scattered(x: UOp, dim: int, index: UOp, source: Operand) -> tuple[UOp, UOp,
     values = values.shrink(tuple((0, n) for n in part))
     index, size = index.unsqueeze(dim), shape[dim]
     require_index(index, size)
-    here = arange(size).reshape((size, 1, *(1,) * (x.ndim - dim - 1)))
-    hit = index.eq(here.cast(index.dtype))
-    grown = [
-        (0, 0) if d == dim else (0, n - m) for d, (n, m) in enumerate(zip(shape, part, strict=True))
-    ]
-    grown.insert(dim, (0, 0))
+    grown = [(0, n - m) for n, m in zip(shape, part, strict=True)]
+    grown[dim : dim + 1] = [(0, 0), (0, 0)]
+    hit = hits(index, dim, size)
     return hit.pad(tuple(grown)), values.unsqueeze(dim).pad(tuple(grown)), dim + 1
 
 
-def _sum_over(x: UOp, dim: int) -> UOp:
-    return total(x, (dim,)) if x.dtype != dtypes.bool else x.max((dim,))
-
-
 _NAMES = {"add": "sum", "multiply": "prod", "mean": "sum"}
-_REDUCTIONS: dict[str, tuple[Callable[..., UOp], Callable[[UOp, int], UOp], Callable[..., Any]]] = {
-    "sum": (add, _sum_over, lambda _: 0),
+REDUCTIONS: dict[str, tuple[Callable[..., UOp], Callable[[UOp, int], UOp], Callable[..., Any]]] = {
+    "sum": (
+        add,
+        lambda x, d: x.max((d,)) if x.dtype == dtypes.bool else total(x, (d,)),
+        lambda _: 0,
+    ),
     "prod": (lambda a, b: a * b, lambda x, d: x.prod((d,)), lambda _: 1),
     "amax": (maximum, lambda x, d: amax(x, (d,)), lambda t: t.min),
     "amin": (minimum, lambda x, d: amin(x, (d,)), lambda t: t.max),
@@ -283,8 +277,7 @@ def _index_fill(x: UOp, dim: int, index: UOp, value: Operand) -> UOp:
     index = _not_negative(index.reshape((-1,)), n)
     if 0 in (*index.shape, n):
         return x
-    hit = index.reshape((1, -1)).eq(arange(n).reshape((n, 1)).cast(index.dtype)).max((1,))
-    hit = hit.reshape((n, *(1,) * (x1.ndim - dim - 1)))
+    hit = hits(index.reshape((1, -1)), 0, n).max((1,)).reshape((n, *(1,) * (x1.ndim - dim - 1)))
     return hit.where(as_uop(value, x.dtype), x1).reshape(int_shape(x))
 
 

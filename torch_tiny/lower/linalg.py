@@ -4,6 +4,7 @@ One text for real and for complex matrices (matrices.py).
 """
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch_tiny.lower import matrices as mx
@@ -130,16 +131,31 @@ def _inverse(a: V) -> tuple[V, UOp]:
 def lu_solve(factors: V, pivots: UOp, b: V, left: bool, is_adjoint: bool) -> V:
     if not left:
         return mx.adjoint(lu_solve(factors, pivots, mx.adjoint(b), True, not is_adjoint))
-    batch, n, columns = mx.common_batch(factors, b), mx.shape_of(factors)[-1], mx.shape_of(b)[-1]
+    batch, n = mx.common_batch(factors, b), mx.shape_of(factors)[-1]
+    pivots = pivots.expand(mx.sized(batch, n))
+
+    def by_halves() -> V:
+        whole = b.expand(mx.sized(batch, *mx.shape_of(b)[-2:]))
+        return _lu_solve_by_halves(factors, pivots, whole, is_adjoint)
+
+    # Its kernel takes the factors by columns.
+    columnwise = factors.transpose(-1, -2)
+    return _solved("lu_solve", columnwise, b, (is_adjoint,), by_halves, [pivots])
+
+
+def _solved(
+    name: str, a: V, b: V, flags: Sequence[int], by_halves: Callable[[], V],
+    between: Sequence[UOp] = (),
+) -> V:  # fmt: skip
+    """By a kernel that takes a, what comes between, and b; by products if a is large."""
+    batch, n, columns = mx.common_batch(a, b), mx.shape_of(a)[-1], mx.shape_of(b)[-1]
     if 0 in mx.sized(batch, n, columns):
         return mx.filled_like(b, mx.sized(batch, n, columns), 0)
-    b, pivots = b.expand(mx.sized(batch, n, columns)), pivots.expand(mx.sized(batch, n))
-    if mx.is_large(factors, n):
-        return _lu_solve_by_halves(factors, pivots, b, is_adjoint)
-    # Its kernel takes the factors by columns.
-    columnwise = factors.transpose(-1, -2).expand(mx.sized(batch, n, n))
-    numbers, results = (n, columns, is_adjoint), [mx.room(b, n * columns)]
-    (x,) = mx.run_on("lu_solve", numbers, batch, results, [columnwise, pivots, b])
+    if mx.is_large(a, n):
+        return by_halves()
+    right = b.expand(mx.sized(batch, n, columns))
+    given: list[UOp | Complex] = [a.expand(mx.sized(batch, n, n)), *between, right]
+    (x,) = mx.run_on(name, (n, columns, *flags), batch, [mx.room(b, n * columns)], given)
     return mx.by_columns(x, b, batch, n, columns)
 
 
@@ -156,15 +172,8 @@ def solve_triangular(a: V, b: V, upper: bool, left: bool, unit: bool) -> V:
     if not left:
         solved = solve_triangular(a.transpose(-1, -2), b.transpose(-1, -2), not upper, True, unit)
         return solved.transpose(-1, -2)
-    batch, n, columns = mx.common_batch(a, b), mx.shape_of(a)[-1], mx.shape_of(b)[-1]
-    if 0 in mx.sized(batch, n, columns):
-        return mx.filled_like(b, mx.sized(batch, n, columns), 0)
-    if mx.is_large(a, n):
-        return _triangular_by_halves(a, b, upper, unit)
-    given = [a.expand(mx.sized(batch, n, n)), b.expand(mx.sized(batch, n, columns))]
-    numbers = (n, columns, upper, unit)
-    (x,) = mx.run_on("triangular_solve", numbers, batch, [mx.room(b, n * columns)], given)
-    return mx.by_columns(x, b, batch, n, columns)
+    by_halves = partial(_triangular_by_halves, a, b, upper, unit)
+    return _solved("triangular_solve", a, b, (upper, unit), by_halves)
 
 
 def _triangular_by_halves(a: V, b: V, upper: bool, unit: bool) -> V:
@@ -186,17 +195,12 @@ def _triangular_solve(b: V, a: V, upper: bool, transpose: bool, unit: bool) -> t
 
 
 def cholesky_solve(b: V, factor: V, upper: bool) -> V:
-    batch, n, columns = mx.common_batch(factor, b), mx.shape_of(factor)[-1], mx.shape_of(b)[-1]
-    if 0 in mx.sized(batch, n, columns):
-        return mx.filled_like(b, mx.sized(batch, n, columns), 0)
-    if mx.is_large(factor, n):
+    def by_halves() -> V:
         lower = mx.adjoint(factor) if upper else factor
         y = solve_triangular(lower, b, False, True, False)
         return solve_triangular(mx.adjoint(lower), y, True, True, False)
-    given = [factor.expand(mx.sized(batch, n, n)), b.expand(mx.sized(batch, n, columns))]
-    numbers = (n, columns, upper)
-    (x,) = mx.run_on("cholesky_solve", numbers, batch, [mx.room(b, n * columns)], given)
-    return mx.by_columns(x, b, batch, n, columns)
+
+    return _solved("cholesky_solve", factor, b, (upper,), by_halves)
 
 
 def _cholesky_inverse(factor: V, upper: bool) -> V:

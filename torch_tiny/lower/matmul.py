@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 
+from torch_tiny.lower.movement import flip
 from torch_tiny.lower.promote import HALVES, Lifted, Number, as_uop, cast
 from torch_tiny.lower.reduce import amax
-from torch_tiny.lower.rule import Function, Results, heavy, rules
-from torch_tiny.lower.shapes import Shape, dilate, flip_dims, pad, subtotal, to_math, total
+from torch_tiny.lower.rule import Results, Table
+from torch_tiny.lower.shapes import Shape, dilate, pad, subtotal, to_math, total
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
@@ -100,7 +101,7 @@ def _correlate_adjoint(g: UOp, weight: UOp, sizes: Sequence[int], stride: Sequen
         reach = dilation[i] * (kernel[i] - 1)
         before = reach - padding[i]
         around.append((before, sizes[i] + reach - int_shape(g)[2 + i] - before))
-    flipped = flip_dims(to_math(weight), range(2, 2 + k))
+    flipped = flip(to_math(weight), range(2, 2 + k))
     flipped = flipped.reshape((groups, out_channels // groups, channels, *kernel)).transpose(1, 2)
     flipped = flipped.reshape((groups * channels, out_channels // groups, *kernel))
     return _correlate(pad(g, around), flipped, [1] * k, [0] * k, dilation, groups)
@@ -165,7 +166,7 @@ def _convolution_backward(
     )
 
 
-_FUNCTIONS: dict[str, Function] = {
+TABLE: Table = {
     **dict.fromkeys(("mm", "bmm"), rounded),
     "mv": by_vector,
     **dict.fromkeys(("dot", "vdot"), dot),
@@ -180,5 +181,3 @@ _FUNCTIONS: dict[str, Function] = {
         g, x, w, None, *rest
     ),
 }
-
-TABLE = rules(_FUNCTIONS, heavy)

@@ -2,12 +2,12 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch_tiny.lower.complex_parts import by_parts
 from torch_tiny.lower.index import place, take
-from torch_tiny.lower.promote import NoLowering, Number, cast, join, known, math_dtype
+from torch_tiny.lower.promote import NoLowering, Number, cast, join, known
 from torch_tiny.lower.reduce import sums
 from torch_tiny.lower.rule import Function, Rule, Table, heavy, rules
 from torch_tiny.lower.shapes import (
@@ -18,6 +18,7 @@ from torch_tiny.lower.shapes import (
     full_like,
     pad,
     to_dtype,
+    to_math,
     widths,
     wrap_dim,
     wrap_dims,
@@ -65,8 +66,7 @@ def sliced(x: UOp, dim: int = 0, start: int | None = None, end: int | None = Non
         return part
     rows = -(-(stop - start) // step)
     part = pad(part, widths(x.ndim, dim, 0, rows * step - (stop - start)))
-    part = part.reshape((*shape[:dim], rows, step, *shape[dim + 1 :]))
-    return cut(part, dim + 1, 0, 1).squeeze(dim + 1)
+    return cut(part.unflatten(dim, (rows, step)), dim + 1, 0, 1).squeeze(dim + 1)
 
 
 def spread_slice(
@@ -142,11 +142,6 @@ def _diag_embed(x: UOp, offset: int, dim1: int, dim2: int) -> UOp:
     return _diagonal_scatter(full(sizes, 0, x.dtype), x, offset, dim1, dim2)
 
 
-def _as_strided(x: UOp, size: Sequence[int], stride: Sequence[int], offset: int | None) -> UOp:
-    """Over a contiguous tensor; others are views of their storage before they come here."""
-    return read(x.reshape((-1,)), ViewSpec(tuple(size), tuple(stride), offset or 0))
-
-
 def _as_strided_scatter(
     x: UOp, source: UOp, size: Sequence[int], stride: Sequence[int], offset: int | None
 ) -> UOp:
@@ -154,12 +149,6 @@ def _as_strided_scatter(
     if spec.overlaps():
         raise NoLowering("a write to memory that elements share")
     return write(x.reshape((-1,)), spec, source).reshape(int_shape(x))
-
-
-def _expand(x: UOp, size: Sequence[int], _implicit: bool = False) -> UOp:
-    lead = len(size) - x.ndim
-    shape = int_shape(x)
-    return x.expand(tuple(shape[d - lead] if n == -1 else n for d, n in enumerate(size)))
 
 
 def _squeeze(x: UOp, dims: Sequence[int] | int | None = None) -> UOp:
@@ -178,9 +167,8 @@ def _split(x: UOp, size: int, dim: int = 0) -> tuple[UOp, ...]:
 
 
 def _split_sizes(x: UOp, sizes: Sequence[int], dim: int = 0) -> tuple[UOp, ...]:
-    dim = wrap_dim(dim, x.ndim)
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return tuple(cut(x, dim, end - n, end) for n, end in zip(sizes, ends, strict=True))
+    parts: tuple[UOp, ...] = x.split(list(sizes), dim)
+    return parts
 
 
 def unfold(x: UOp, dim: int, size: int, step: int) -> UOp:
@@ -201,14 +189,9 @@ def _unfold_backward(grad: UOp, sizes: Sequence[int], dim: int, size: int, step:
     if not sizes:
         return sums(grad) if size else full((), 0, grad.dtype)
     dim = wrap_dim(dim, len(sizes))
-    rows = int_shape(grad)[dim]
-    index = (arange(rows).reshape((rows, 1)) * step + arange(size)).reshape((-1,))
-    order = (*range(dim + 1), grad.ndim - 1, *range(dim + 1, grad.ndim - 1))
-    moved = grad.permute(order)
-    shape = int_shape(moved)
-    return place(
-        moved.reshape((*shape[:dim], rows * size, *shape[dim + 2 :])), dim, index, sizes[dim]
-    )
+    index = (arange(int_shape(grad)[dim]).unsqueeze(1) * step + arange(size)).reshape((-1,))
+    moved = grad.permute((*range(dim + 1), grad.ndim - 1, *range(dim + 1, grad.ndim - 1)))
+    return place(moved.flatten(dim, dim + 1), dim, index, sizes[dim])
 
 
 def flip(x: UOp, dims: Sequence[int]) -> UOp:
@@ -235,15 +218,6 @@ def _repeat(x: UOp, repeats: Sequence[int]) -> UOp:
     return x.repeat(tuple(repeats)) if repeats else x
 
 
-def _triangle(x: UOp, diagonal: int, upper: bool) -> UOp:
-    rows, columns = int_shape(x)[-2:]
-    if 0 in x.shape:
-        return x
-    distance = arange(columns) - arange(rows).unsqueeze(1)
-    kept = (distance >= diagonal) if upper else (distance <= diagonal)
-    return kept.where(x, full((), 0, x.dtype))
-
-
 # --- padding ---
 
 
@@ -263,22 +237,25 @@ def _source_positions(size: int, before: int, after: int, reflect: bool) -> UOp:
     return (at >= size).where(2 * (size - 1) - at, at)
 
 
-def _edge_pad(x: UOp, amounts: Sequence[int], reflect: bool) -> UOp:
-    for i in range(len(amounts) // 2):
-        before, after, dim = amounts[2 * i], amounts[2 * i + 1], x.ndim - 1 - i
+def _edges(x: UOp, amounts: Sequence[int], reflect: bool) -> Iterator[tuple[int, UOp, int]]:
+    """The dimensions that are padded: their sources, and sizes without the padding."""
+    for i, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
         if before or after:
+            dim = x.ndim - 1 - i
             size = int_shape(x)[dim]
-            x = take(x, dim, _source_positions(size, before, after, reflect))
+            yield dim, _source_positions(size, before, after, reflect), size
+
+
+def _edge_pad(x: UOp, amounts: Sequence[int], reflect: bool) -> UOp:
+    for dim, source, _ in _edges(x, amounts, reflect):
+        x = take(x, dim, source)
     return x
 
 
 def _edge_pad_backward(grad: UOp, x: UOp, amounts: Sequence[int], reflect: bool) -> UOp:
-    grad = grad.cast(math_dtype(grad.dtype))
-    for i in range(len(amounts) // 2):
-        before, after, dim = amounts[2 * i], amounts[2 * i + 1], x.ndim - 1 - i
-        if before or after:
-            size = int_shape(x)[dim]
-            grad = place(grad, dim, _source_positions(size, before, after, reflect), size)
+    grad = to_math(grad)
+    for dim, source, size in _edges(x, amounts, reflect):
+        grad = place(grad, dim, source, size)
     return cast(grad, x.dtype)
 
 
@@ -322,9 +299,8 @@ def _col2im(x: UOp, size: Sequence[int], kernel: Sequence[int], dilation: Sequen
         (0, 1, 2, 4, 3, 5)
     )
     for i, dim in ((0, 2), (1, 3)):
-        here = int_shape(values)
-        index = arange(kernel[i]).reshape((-1, 1)) * dilation[i] + arange(grid[i]) * stride[i]
-        flat = values.reshape((*here[:dim], kernel[i] * grid[i], *here[dim + 2 :]))
+        index = arange(kernel[i]).unsqueeze(1) * dilation[i] + arange(grid[i]) * stride[i]
+        flat = values.flatten(dim, dim + 1)
         placed = place(flat, dim, index.reshape((-1,)), size[i] + 2 * padding[i])
         values = cut(placed, dim, padding[i], padding[i] + size[i])
     return values if x.ndim == 3 else values.squeeze(0)
@@ -340,24 +316,18 @@ def _rot90(x: UOp, k: int, dims: Sequence[int]) -> UOp:
 
 
 def _pixel_shuffle(x: UOp, r: int) -> UOp:
-    *lead, c, h, w = int_shape(x)
-    n = len(lead)
-    split = x.reshape((*lead, c // (r * r), r, r, h, w))
-    moved = split.permute((*range(n), n, n + 3, n + 1, n + 4, n + 2))
-    return moved.reshape((*lead, c // (r * r), h * r, w * r))
+    c = int_shape(x)[-3] // (r * r)
+    return x.rearrange("... (c a b) h w -> ... c (h a) (w b)", a=r, b=r, c=c)
 
 
 def _pixel_unshuffle(x: UOp, r: int) -> UOp:
-    *lead, c, h, w = int_shape(x)
-    n = len(lead)
-    split = x.reshape((*lead, c, h // r, r, w // r, r))
-    moved = split.permute((*range(n), n, n + 2, n + 4, n + 1, n + 3))
-    return moved.reshape((*lead, c * r * r, h // r, w // r))
+    h, w = (n // r for n in int_shape(x)[-2:])
+    return x.rearrange("... c (h a) (w b) -> ... (c a b) h w", a=r, b=r, h=h, w=w)
 
 
 def _channel_shuffle(x: UOp, groups: int) -> UOp:
-    n, c, *rest = int_shape(x)
-    return x.reshape((n, groups, c // groups, *rest)).transpose(1, 2).reshape((n, c, *rest))
+    c = int_shape(x)[1] // groups
+    return x.rearrange("n (g c) ... -> n (c g) ...", g=groups, c=c)
 
 
 def _bitcast(x: UOp, dtype: DType) -> UOp:
@@ -375,7 +345,7 @@ def _reshape(x: UOp, size: Sequence[int], *_: Any) -> UOp:
 
 VIEWS: dict[str, Function] = {
     **dict.fromkeys(("view", "_unsafe_view", "_reshape_alias"), _reshape),
-    "expand": _expand,
+    "expand": lambda x, size, _implicit=False: x.expand(tuple(size)),
     "permute": lambda x, dims: x.permute(tuple(wrap_dim(d, x.ndim) for d in dims)),
     "transpose.int": _transpose,
     "t": lambda x: x.permute((1, 0)) if x.ndim == 2 else x,
@@ -385,7 +355,10 @@ VIEWS: dict[str, Function] = {
     "slice.Tensor": sliced,
     "select.int": select,
     "diagonal": diagonal,
-    "as_strided": _as_strided,
+    # Of a contiguous tensor; others are views of their storage before they come here.
+    "as_strided": lambda x, size, stride, offset: read(
+        x.reshape((-1,)), ViewSpec(tuple(size), tuple(stride), offset or 0)
+    ),
     "split.Tensor": _split,
     "split_with_sizes": _split_sizes,
     "unbind.int": lambda x, dim=0: tuple(select(x, dim, i) for i in range(x.shape[dim])),
@@ -406,8 +379,8 @@ _LIGHT: dict[str, Function] = {
     "roll": _roll,
     "repeat": _repeat,
     "rot90": lambda x, k, dims: _rot90(x, k % 4, dims),
-    "tril": lambda x, diagonal: _triangle(x, diagonal, upper=False),
-    "triu": lambda x, diagonal: _triangle(x, diagonal, upper=True),
+    "tril": lambda x, diagonal: x.tril(diagonal) if 0 not in x.shape else x,
+    "triu": lambda x, diagonal: x.triu(diagonal) if 0 not in x.shape else x,
     "diag_embed": _diag_embed,
     "trace": lambda x: sums(diagonal(x)),
     "diagonal_scatter": _diagonal_scatter,

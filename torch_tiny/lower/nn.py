@@ -24,6 +24,7 @@ from torch_tiny.lower.shapes import (
     count,
     full,
     full_like,
+    kept_shape,
     positions,
     to_dtype,
     to_math,
@@ -86,17 +87,42 @@ def _affine(x: UOp, weight: UOp | None, bias: UOp | None, shape: Shape) -> UOp:
     return x if bias is None else x + to_math(bias).reshape(shape)
 
 
-def _norm_input_gradient(g: UOp, normal: UOp, rstd: UOp, over: tuple[int, ...]) -> UOp:
-    """g is the gradient of the normalized values."""
-    n = float(count(g, over))
-    return (g - total(g, over, True) / n - normal * (total(g * normal, over, True) / n)) * rstd
+def _norm_backward(mask: Sequence[bool], grad: UOp, x: UOp, mean: UOp, rstd: UOp,
+                   weight: UOp | None, shape: Shape, over: tuple[int, ...],
+                   others: tuple[int, ...], is_training: bool = True) -> Results:  # fmt: skip
+    """In a shape, normalized over some dimensions, with a weight for each place of those that are
+    not among `others`: the gradients of input, weight and bias."""
+    g, wide = to_math(grad).reshape(shape), to_math(x).reshape(shape)
+    mean, rstd = (to_math(v).reshape(kept_shape(shape, over, True)) for v in (mean, rstd))
+    normal = (wide - mean) * rstd
+    each = kept_shape(shape, others, True)
+    scaled = g if weight is None else g * to_math(weight).reshape(each)
+    kind = x.dtype if weight is None else weight.dtype
+
+    def inward() -> UOp:
+        slope = scaled
+        if is_training:
+            n, pull = float(count(g, over)), total(scaled * normal, over, True)
+            slope = scaled - total(scaled, over, True) / n - normal * (pull / n)
+        return cast((slope * rstd).reshape(int_shape(x)), x.dtype)
+
+    return _masked(
+        mask,
+        inward,
+        lambda: cast(total(g * normal, others), kind),
+        lambda: cast(total(g, others), kind),
+    )
+
+
+def _split(x: UOp, inner: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dimensions before the last few, and those."""
+    return tuple(range(x.ndim - inner)), tuple(range(x.ndim - inner, x.ndim))
 
 
 def _layer_norm(x: UOp, shape: Sequence[int], weight: UOp | None, bias: UOp | None,
                 eps: Number) -> Results:  # fmt: skip
     wide = to_math(x)
-    over = tuple(range(x.ndim - len(shape), x.ndim))
-    mean, rstd = _moments(wide, over, eps)
+    mean, rstd = _moments(wide, _split(x, len(shape))[1], eps)
     out = _affine((wide - mean) * rstd, weight, bias, tuple(shape))
     kind = weight.dtype if weight is not None else x.dtype
     return cast(out, x.dtype), cast(mean, kind), cast(rstd, kind)
@@ -105,24 +131,13 @@ def _layer_norm(x: UOp, shape: Sequence[int], weight: UOp | None, bias: UOp | No
 def _layer_norm_backward(grad: UOp, x: UOp, shape: Sequence[int], mean: UOp, rstd: UOp,
                          weight: UOp | None, bias: UOp | None,
                          mask: Sequence[bool]) -> Results:  # fmt: skip
-    g, wide, rstd = to_math(grad), to_math(x), to_math(rstd)
-    over = tuple(range(x.ndim - len(shape), x.ndim))
-    outer = tuple(range(x.ndim - len(shape)))
-    normal = (wide - to_math(mean)) * rstd
-    scaled = g if weight is None else g * to_math(weight)
-    kind = x.dtype if weight is None else weight.dtype
-    sizes = tuple(shape)
-    return _masked(
-        mask,
-        lambda: cast(_norm_input_gradient(scaled, normal, rstd, over), x.dtype),
-        lambda: None if weight is None else cast(total(g * normal, outer).reshape(sizes), kind),
-        lambda: None if bias is None else cast(total(g, outer).reshape(sizes), kind),
-    )
+    outer, over = _split(x, len(shape))
+    mask = (mask[0], mask[1] and weight is not None, mask[2] and bias is not None)
+    return _norm_backward(mask, grad, x, mean, rstd, weight, int_shape(x), over, outer)
 
 
 def _rms_norm(x: UOp, shape: Sequence[int], weight: UOp | None, eps: Number | None) -> Results:
-    wide = to_math(x)
-    over = tuple(range(x.ndim - len(shape), x.ndim))
+    wide, (_, over) = to_math(x), _split(x, len(shape))
     small = _EPSILON[wide.dtype] if eps is None else eps
     mean = total(wide * wide, over, True) / float(count(x, over))
     rstd = call("sqrt", mean + as_uop(small, wide.dtype)).reciprocal()
@@ -131,15 +146,14 @@ def _rms_norm(x: UOp, shape: Sequence[int], weight: UOp | None, eps: Number | No
 
 def _rms_norm_backward(grad: UOp, x: UOp, shape: Sequence[int], rstd: UOp, weight: UOp | None,
                        mask: Sequence[bool]) -> Results:  # fmt: skip
-    g, wide = to_math(grad), to_math(x)
-    over = tuple(range(x.ndim - len(shape), x.ndim))
+    g, wide, (outer, over) = to_math(grad), to_math(x), _split(x, len(shape))
     normal = wide * to_math(rstd)
     scaled = g if weight is None else g * to_math(weight)
     n = float(count(x, over))
     return _masked(
         mask,
         lambda: cast((scaled - normal * (total(scaled * normal, over, True) / n)) * rstd, x.dtype),
-        lambda: cast(total(g * normal, tuple(range(x.ndim - len(shape)))), x.dtype),
+        lambda: cast(total(g * normal, outer), x.dtype),
     )
 
 
@@ -160,31 +174,16 @@ def _group_norm_backward(grad: UOp, x: UOp, mean: UOp, rstd: UOp, weight: UOp | 
                          channels: int, size: int, groups: int,
                          mask: Sequence[bool]) -> Results:  # fmt: skip
     shape = (n, groups, channels // groups, size)
-    g, wide = to_math(grad).reshape(shape), to_math(x).reshape(shape)
-    mean, rstd = (to_math(v).reshape((n, groups, 1, 1)) for v in (mean, rstd))
-    normal = (wide - mean) * rstd
-    scaled = g if weight is None else g * to_math(weight).reshape((groups, channels // groups, 1))
-    kind = weight.dtype if weight is not None else x.dtype
-    return _masked(
-        mask,
-        lambda: cast(
-            _norm_input_gradient(scaled, normal, rstd, (2, 3)).reshape(int_shape(x)), x.dtype
-        ),
-        lambda: cast(total(g * normal, (0, 3)).reshape((channels,)), kind),
-        lambda: cast(total(g, (0, 3)).reshape((channels,)), kind),
-    )
-
-
-def _channel_shape(x: UOp) -> Shape:
-    return (1, int_shape(x)[1], *(1,) * (x.ndim - 2))
+    inward, *others = _norm_backward(mask, grad, x, mean, rstd, weight, shape, (2, 3), (0, 3))
+    return (inward, *(None if v is None else v.reshape((channels,)) for v in others))
 
 
 def _batch_norm(x: UOp, weight: UOp | None, bias: UOp | None, running_mean: UOp | None,
                 running_var: UOp | None, training: bool, momentum: Number,
                 eps: Number) -> Results:  # fmt: skip
     """Result, saved mean, saved 1/std; then the new running statistics where there are any."""
-    wide, shape = to_math(x), _channel_shape(x)
-    over = tuple(d for d in range(x.ndim) if d != 1)
+    wide, over = to_math(x), tuple(d for d in range(x.ndim) if d != 1)
+    shape = kept_shape(int_shape(x), over, True)
     kind = next((p.dtype for p in (weight, running_mean) if p is not None), x.dtype)
     if not training:
         assert running_mean is not None and running_var is not None
@@ -229,27 +228,16 @@ def _moved(running: UOp, now: UOp, momentum: Number) -> UOp:
 def _batch_norm_backward(grad: UOp, x: UOp, weight: UOp | None, running_mean: UOp | None,
                          running_var: UOp | None, mean: UOp | None, rstd: UOp | None,
                          training: bool, eps: Number, mask: Sequence[bool]) -> Results:  # fmt: skip
-    g, wide, shape = to_math(grad), to_math(x), _channel_shape(x)
     over = tuple(d for d in range(x.ndim) if d != 1)
     if not training:
         assert running_mean is not None and running_var is not None
-        mean = running_mean
-        rstd = call("sqrt", to_math(running_var) + as_uop(eps, wide.dtype)).reciprocal()
+        mean, variance = running_mean, to_math(running_var)
+        rstd = call("sqrt", variance + as_uop(eps, math_dtype(x.dtype))).reciprocal()
     assert mean is not None and rstd is not None
-    mean, rstd = to_math(mean).reshape(shape), to_math(rstd).reshape(shape)
-    normal = (wide - mean) * rstd
-    scaled = g if weight is None else g * to_math(weight).reshape(shape)
-    kind = weight.dtype if weight is not None else x.dtype
-    inward = _norm_input_gradient(scaled, normal, rstd, over) if training else scaled * rstd
-    return _masked(
-        mask,
-        lambda: cast(inward, x.dtype),
-        lambda: cast(total(g * normal, over), kind),
-        lambda: cast(total(g, over), kind),
-    )
+    return _norm_backward(mask, grad, x, mean, rstd, weight, int_shape(x), over, over, training)
 
 
-def _masked(mask: Sequence[bool], *values: Callable[[], UOp | None]) -> Results:
+def _masked(mask: Sequence[bool], *values: Callable[[], UOp]) -> Results:
     return tuple(value() if wanted else None for wanted, value in zip(mask, values, strict=True))
 
 
@@ -273,10 +261,13 @@ def _loss_backward(rule: Callable[..., UOp], grad: UOp, x: UOp, target: UOp, red
                    *numbers: Number) -> UOp:  # fmt: skip
     """`rule` is the derivative with respect to the input."""
     slope = elementwise(rule, to_math(x), to_math(target), *numbers)
-    result = slope * to_math(grad)
-    if reduction == 1:
-        result = result / float(count(slope, tuple(range(slope.ndim))))
-    return cast(result, x.dtype)
+    return _shared(slope * to_math(grad), reduction, x.dtype)
+
+
+def _shared(slope: UOp, reduction: int, dtype: DType) -> UOp:
+    """Of a mean each element has its part."""
+    n = float(count(slope, tuple(range(slope.ndim))))
+    return cast(slope / n if reduction == 1 else slope, dtype)
 
 
 def _smooth_l1(x: UOp, y: UOp, beta: UOp) -> UOp:
@@ -317,8 +308,7 @@ def _bce_backward(grad: UOp, x: UOp, target: UOp, weight: UOp | None, reduction:
     p, y, g = to_math(x), to_math(target), to_math(grad)
     result = g * (p - y) / maximum((1.0 - p) * p, full_like(p, 1e-12))
     result = result if weight is None else result * to_math(weight)
-    n = float(count(p, tuple(range(p.ndim))))
-    return cast(result / n if reduction == 1 else result, x.dtype)
+    return _shared(result, reduction, x.dtype)
 
 
 def _bce_logits(x: UOp, target: UOp, weight: UOp | None, positive: UOp | None,

@@ -7,6 +7,7 @@ and single IEEE operations only, in a fixed order, so that both give the same bi
 import math
 import struct
 from collections.abc import Sequence
+from functools import partial
 
 from torch_tiny.lower.arithmetic import polynomial
 from torch_tiny.lower.promote import Lifted, NoLowering
@@ -241,10 +242,7 @@ def exact_exp(x: UOp) -> UOp:
         ln2 = (0.693359375, float32(-2.12194442e-4))
         terms = [float32(k) for k in _EXP_FLOAT]
         bits, bias, shift = dtypes.int32, 127, 23
-
-    def real(value: float) -> UOp:
-        return constant(value, x.dtype)
-
+    real = partial(constant, dtype=x.dtype)
     x = (x < real(bounds[0])).where(real(bounds[0]), x)
     x = (real(bounds[1]) < x).where(real(bounds[1]), x)
     scaled = x * real(log2)

@@ -1,7 +1,7 @@
 """One element of many: a sum of which the compiler makes a load."""
 
 from torch_tiny.lower.promote import HALVES
-from torch_tiny.lower.shapes import arange, full
+from torch_tiny.lower.shapes import along, arange, full
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
@@ -10,11 +10,14 @@ def gathered(x: UOp, dim: int, index: UOp) -> UOp:
     """x.gather(dim, index), for an index that is known to be in range."""
     shape = int_shape(index)
     x = x.shrink(tuple(None if d == dim else (0, n) for d, n in enumerate(shape)))
-    size = int_shape(x)[dim]
-    trailing = (1,) * (x.ndim - dim - 1)
-    index = index.unsqueeze(dim + 1)
-    hit = index.eq(arange(size).reshape((1, size, *trailing)).cast(index.dtype))
-    return picked(hit, x.unsqueeze(dim), dim + 1)
+    return picked(
+        hits(index.unsqueeze(dim + 1), dim + 1, int_shape(x)[dim]), x.unsqueeze(dim), dim + 1
+    )
+
+
+def hits(index: UOp, dim: int, size: int) -> UOp:
+    """Which of so many positions along a dimension of size 1 the index names."""
+    return index.eq(along(arange(size), dim, index.ndim).cast(index.dtype))
 
 
 def kept(hit: UOp, values: UOp) -> UOp:

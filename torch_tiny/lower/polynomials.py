@@ -4,6 +4,7 @@ As the CPU computes them, up to a degree of 64; the Chebyshev ones beyond it ins
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from torch_tiny.lower.arithmetic import absolute, less_equal
 from torch_tiny.lower.conditions import require
@@ -28,37 +29,27 @@ def _recurrence(x: UOp, degree: UOp, first: UOp, step: Recurrence) -> UOp:
     return (degree < 0).where(full_like(x, 0.0), result)
 
 
-def _plain(first: Callable[[UOp], UOp], step: Recurrence, edge: Edge | None = None) -> Function:
-    def rule(x: UOp, n: UOp) -> UOp:
-        degree = call("trunc", n)
-        require(less_equal(degree, full_like(degree, float(_MOST))))
-        result = _recurrence(x, degree, first(x), step)
-        return result if edge is None else _with_edge(result, x, degree, edge)
-
-    return lambda x, n: elementwise_float(rule, x, n)
-
-
-def _with_edge(result: UOp, x: UOp, degree: UOp, edge: Edge) -> UOp:
-    on_edge = absolute(x).eq(1.0) & (degree >= 0)
-    is_even = call("fmod", degree, full_like(degree, 2.0)).eq(0)
-    return on_edge.where(edge(x, degree, is_even), result)
-
-
-def _chebyshev(first: Callable[[UOp], UOp], edge: Edge, wave: Callable[[UOp, UOp], UOp],
-               shifted: bool) -> Function:  # fmt: skip
+def _polynomial(
+    first: Callable[[UOp], UOp], step: Recurrence, edge: Edge | None = None,
+    wave: Callable[[UOp, UOp], UOp] | None = None, shifted: bool = False,
+) -> Function:  # fmt: skip
     """`wave`: the closed form of the angle whose cosine is x, used for higher degrees."""
 
     def rule(x: UOp, n: UOp) -> UOp:
         degree = call("trunc", n)
         z = x * 2.0 - 1.0 if shifted else x
-        inside = absolute(z) < 1.0
-        require(inside | less_equal(degree, full_like(degree, float(_MOST))))
-        result = _recurrence(z, degree, first(z), lambda x, q, p, _: x * 2.0 * q - p)
-        angle = call("acos", z)
-        result = (inside & (degree > 6.0)).where(wave(angle, degree), result)
-        return _with_edge(result, z, degree, edge)
+        inside, is_low = absolute(z) < 1.0, less_equal(degree, full_like(degree, float(_MOST)))
+        require(is_low if wave is None else inside | is_low)
+        result = _recurrence(z, degree, first(z), step)
+        if wave is not None:
+            result = (inside & (degree > 6.0)).where(wave(call("acos", z), degree), result)
+        if edge is not None:
+            on_edge = absolute(z).eq(1.0) & (degree >= 0)
+            is_even = call("fmod", degree, full_like(degree, 2.0)).eq(0)
+            result = on_edge.where(edge(z, degree, is_even), result)
+        return result
 
-    return lambda x, n: elementwise_float(rule, x, n)
+    return partial(elementwise_float, rule)
 
 
 def _sign(x: UOp, even: UOp) -> UOp:
@@ -91,23 +82,25 @@ _CHEBYSHEV: dict[str, tuple[Callable[[UOp], UOp], Edge, Callable[[UOp, UOp], UOp
 }
 
 _FUNCTIONS: dict[str, Function] = {
-    "special_hermite_polynomial_h": _plain(
+    "special_hermite_polynomial_h": _polynomial(
         lambda x: x * 2.0, lambda x, q, p, k: x * 2.0 * q - p * (2.0 * k)
     ),
-    "special_hermite_polynomial_he": _plain(lambda x: x, lambda x, q, p, k: x * q - p * k),
-    "special_laguerre_polynomial_l": _plain(
+    "special_hermite_polynomial_he": _polynomial(lambda x: x, lambda x, q, p, k: x * q - p * k),
+    "special_laguerre_polynomial_l": _polynomial(
         lambda x: 1.0 - x,
         lambda x, q, p, k: ((2.0 * k + 1.0 - x) * q - p * k) / (k + 1.0),
     ),
-    "special_legendre_polynomial_p": _plain(
+    "special_legendre_polynomial_p": _polynomial(
         lambda x: x,
         lambda x, q, p, k: (x * (2.0 * k + 1.0) * q - p * k) / (k + 1.0),
         lambda x, _, even: _sign(x, even),
     ),
     **{
-        f"special_{shift}chebyshev_polynomial_{kind}": _chebyshev(*how, bool(shift))
+        f"special_{shift}chebyshev_polynomial_{kind}": _polynomial(
+            first, lambda x, q, p, _: x * 2.0 * q - p, edge, wave, bool(shift)
+        )
         for shift in ("", "shifted_")
-        for kind, how in _CHEBYSHEV.items()
+        for kind, (first, edge, wave) in _CHEBYSHEV.items()
     },
 }
 TABLE: dict[str, Function] = {

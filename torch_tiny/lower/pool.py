@@ -5,6 +5,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from torch_tiny.lower.arithmetic import absolute, is_nan, less_equal
 from torch_tiny.lower.index import place, scatter, take
@@ -45,21 +46,13 @@ class Windows:
             )
         )
 
-    @property
-    def after(self) -> list[int]:
-        """Padding at the end; less than 0 where the last elements are in no window."""
-        return [
-            (o - 1) * s + d * (m - 1) + 1 - n - p
-            for o, s, d, m, n, p in zip(
-                self.grid, self.stride, self.dilation, self.kernel, self.sizes, self.padding,
-                strict=True,
-            )
-        ]  # fmt: skip
-
     def of(self, x: UOp, fill: bool | int | float) -> UOp:
         """(*lead, *grid, *kernel)"""
-        lead = x.ndim - len(self.kernel)
-        around = [(0, 0)] * lead + list(zip(self.padding, self.after, strict=True))
+        around = [(0, 0)] * (x.ndim - len(self.kernel))
+        for i, before in enumerate(self.padding):
+            reach = (self.grid[i] - 1) * self.stride[i] + self.dilation[i] * (self.kernel[i] - 1)
+            # Less than 0 at the end where the last elements are in no window.
+            around.append((before, reach + 1 - self.sizes[i] - before))
         return pad(x, around, fill)._pool(self.kernel, self.stride, self.dilation)
 
     def spread(self, g: UOp, fill: bool | int | float = 0) -> UOp:
@@ -174,8 +167,7 @@ def _binned(x: UOp, dim: int, n: int) -> UOp:
     shape = int_shape(x)
     if shape[dim] % n == 0:
         step = shape[dim] // n
-        split = x.reshape((*shape[:dim], n, step, *shape[dim + 1 :]))
-        return total(split, (dim + 1,)) / float(step)
+        return total(x.unflatten(dim, (n, step)), (dim + 1,)) / float(step)
     member, counts = _bins(shape[dim], n)
     member = member.reshape((n, shape[dim], *(1,) * (x.ndim - dim - 1)))
     kept = member.where(x.unsqueeze(dim), full((), 0, x.dtype))
@@ -205,9 +197,8 @@ def _adaptive_max(x: UOp, sizes: Sequence[int]) -> tuple[UOp, UOp]:
         index = start.unsqueeze(1) + arange(width)
         inside = index < stop.unsqueeze(1)
         dim = lead + 2 * i
-        shape = int_shape(seen)
         taken = take(seen, dim, inside.where(index, full((), 0, dtypes.int32)).reshape((-1,)))
-        seen = taken.reshape((*shape[:dim], n, width, *shape[dim + 1 :]))
+        seen = taken.unflatten(dim, (n, width))
         spread = (*(1,) * dim, n, width, *(1,) * (2 * (k - i - 1)))
         counts = counts & inside.reshape(spread)
         at.append(index.reshape(spread))
@@ -249,7 +240,9 @@ Tap = tuple[UOp, UOp | None]
 Taps = Callable[..., Sequence[Tap]]
 
 
-def _nearest(size: int, out: int, scale: Scale, exact: bool, short: bool) -> Sequence[Tap]:
+def _nearest(
+    size: int, out: int, scale: Scale, _dtype: DType, exact: bool, short: bool = True
+) -> Sequence[Tap]:
     """short: PyTorch does not look at the scale where a length stays or doubles."""
     if short and not exact and out in (size, 2 * size):
         return [(arange(out) // (out // size), None)]
@@ -266,7 +259,7 @@ def _source(size: int, out: int, scale: Scale, corners: bool) -> UOp:
     return (at + 0.5) * input_step(size, out, scale) - 0.5
 
 
-def _linear(size: int, out: int, scale: Scale, corners: bool, dtype: DType) -> Sequence[Tap]:
+def _linear(size: int, out: int, scale: Scale, dtype: DType, corners: bool) -> Sequence[Tap]:
     """The two neighbours of each output element."""
     if size == out:  # whatever the scale is
         source = arange(out).cast(dtypes.float32)
@@ -281,7 +274,7 @@ def _linear(size: int, out: int, scale: Scale, corners: bool, dtype: DType) -> S
     return [(low, 1.0 - weight), (high, weight)]
 
 
-def _cubic(size: int, out: int, scale: Scale, corners: bool, dtype: DType) -> Sequence[Tap]:
+def _cubic(size: int, out: int, scale: Scale, dtype: DType, corners: bool) -> Sequence[Tap]:
     """The four neighbours of each output element."""
     source = _source(size, out, scale, corners)
     low, taps = call("floor", source), []
@@ -289,14 +282,15 @@ def _cubic(size: int, out: int, scale: Scale, corners: bool, dtype: DType) -> Se
         index = low.cast(dtypes.int32) + step
         index = (index < 0).where(full_like(index, 0), index)
         index = (index > size - 1).where(full_like(index, size - 1), index)
-        taps.append((index, _keys(absolute(source - low - float(step))).cast(dtype)))
+        taps.append((index, keys(absolute(source - low - float(step))).cast(dtype)))
     return taps
 
 
-def _keys(x: UOp) -> UOp:
-    """Keys' kernel with PyTorch's a = -0.75, for 0 <= x <= 2."""
-    near = (x * 1.25 - 2.25) * x * x + 1.0
-    return less_equal(x, full_like(x, 1.0)).where(near, ((x * -0.75 + 3.75) * x - 6.0) * x + 3.0)
+def keys(x: UOp, a: float = -0.75) -> UOp:
+    """Keys' kernel, for 0 <= x <= 2."""
+    near = (x * (a + 2.0) - (a + 3.0)) * x * x + 1.0
+    far = ((x * a + a * -5.0) * x - a * -8.0) * x + a * -4.0
+    return less_equal(x, full_like(x, 1.0)).where(near, far)
 
 
 def _resized(x: UOp, dim: int, taps: Sequence[Tap]) -> UOp:
@@ -314,38 +308,35 @@ def _weighted(x: UOp, dim: int, weight: UOp | None) -> UOp:
     return x if weight is None else x * along(weight, dim, x.ndim)
 
 
-def _upsample_nearest(x: UOp, sizes: Sequence[int], *scales: Scale, exact: bool) -> UOp:
-    for dim, (n, scale) in enumerate(zip(sizes, scales, strict=True), 2):
-        x = _resized(x, dim, _nearest(int_shape(x)[dim], n, scale, exact, short=len(sizes) == 2))
+def _upsampled(x: UOp, sizes: Sequence[int], scales: Sequence[Scale], taps: Taps,
+               last_first: bool = False) -> UOp:  # fmt: skip
+    dims = list(enumerate(zip(int_shape(x)[2:], sizes, scales, strict=True), 2))
+    for dim, (size, n, scale) in reversed(dims) if last_first else dims:
+        x = _resized(x, dim, taps(size, n, scale, x.dtype))
     return x
 
 
-def _upsample_nearest_backward(grad: UOp, sizes: Sequence[int], inputs: Sequence[int],
-                               *scales: Scale, exact: bool) -> UOp:  # fmt: skip
-    g = to_math(grad)
-    for dim, (n, size, scale) in enumerate(zip(sizes, inputs[2:], scales, strict=True), 2):
-        g = _spread(g, dim, _nearest(size, n, scale, exact, short=True), size)
-    return cast(g, grad.dtype)
+def _upsample_nearest(x: UOp, sizes: Sequence[int], *scales: Scale, exact: bool) -> UOp:
+    return _upsampled(x, sizes, scales, partial(_nearest, exact=exact, short=len(sizes) == 2))
 
 
-def _smooth(x: UOp, sizes: Sequence[int], corners: bool, *scales: Scale, taps: Taps,
-            last_first: bool = False) -> UOp:  # fmt: skip
-    wide = to_math(x)
-    dims = list(enumerate(zip(int_shape(x)[2:], sizes, scales, strict=True), 2))
-    for dim, (size, n, scale) in reversed(dims) if last_first else dims:
-        wide = _resized(wide, dim, taps(size, n, scale, corners, wide.dtype))
+def _upsample(x: UOp, sizes: Sequence[int], corners: bool, *scales: Scale, taps: Taps,
+              last_first: bool = False) -> UOp:  # fmt: skip
+    wide = _upsampled(to_math(x), sizes, scales, partial(taps, corners=corners), last_first)
     return cast(wide, x.dtype)
 
 
-def _smooth_backward(grad: UOp, sizes: Sequence[int], inputs: Sequence[int], corners: bool,
-                     *scales: Scale, taps: Taps) -> UOp:  # fmt: skip
-    g = to_math(grad)
+def _gathered(grad: UOp, sizes: Sequence[int], inputs: Sequence[int], *how: Any, taps: Taps,
+              **fixed: bool) -> UOp:  # fmt: skip
+    """The adjoint. how: corners, where the taps depend on them, and the scales."""
+    k, g = len(sizes), to_math(grad)
+    corners, scales = how[:-k], how[-k:]
     for dim, (n, size, scale) in enumerate(zip(sizes, inputs[2:], scales, strict=True), 2):
-        g = _spread(g, dim, taps(size, n, scale, corners, g.dtype), size)
+        g = _spread(g, dim, taps(size, n, scale, g.dtype, *corners, **fixed), size)
     return cast(g, grad.dtype)
 
 
-def _upsampling(nearest: Function, linear: Function, suffix: str = "") -> dict[str, Function]:
+def _upsampling(nearest: Function, smooth: Function, suffix: str = "") -> dict[str, Function]:
     """In one, two and three dimensions."""
     return {
         f"{name}{k}d{suffix}": rule
@@ -353,7 +344,7 @@ def _upsampling(nearest: Function, linear: Function, suffix: str = "") -> dict[s
         for name, rule in (
             ("upsample_nearest", partial(nearest, exact=False)),
             ("_upsample_nearest_exact", partial(nearest, exact=True)),
-            (f"upsample_{kind}", partial(linear, taps=_linear)),
+            (f"upsample_{kind}", partial(smooth, taps=_linear)),
         )
     }
 
@@ -364,8 +355,8 @@ _HEAVY: dict[str, Function] = {
     "max_pool3d_with_indices_backward": _max_pool_backward,
     "adaptive_max_pool2d_backward": lambda grad, x, i: _adaptive_max_backward(grad, x, i, 2),
     "adaptive_max_pool3d_backward": lambda grad, x, i: _adaptive_max_backward(grad, x, i, 3),
-    **_upsampling(_upsample_nearest_backward, _smooth_backward, "_backward"),
-    "upsample_bicubic2d_backward": partial(_smooth_backward, taps=_cubic),
+    **_upsampling(partial(_gathered, taps=_nearest), _gathered, "_backward"),
+    "upsample_bicubic2d_backward": partial(_gathered, taps=_cubic),
 }
 
 
@@ -387,6 +378,6 @@ TABLE: Table = {
     "_adaptive_avg_pool2d_backward": lambda grad, x: _adaptive_avg_backward(grad, x, 2),
     "_adaptive_avg_pool3d_backward": lambda grad, x: _adaptive_avg_backward(grad, x, 3),
     **dict.fromkeys(("adaptive_max_pool2d", "adaptive_max_pool3d"), _adaptive_max),
-    **_upsampling(_upsample_nearest, _smooth),
-    "upsample_bicubic2d": partial(_smooth, taps=_cubic, last_first=True),
+    **_upsampling(_upsample_nearest, _upsample),
+    "upsample_bicubic2d": partial(_upsample, taps=_cubic, last_first=True),
 }

@@ -97,10 +97,6 @@ def is_float(dtype: DType) -> bool:
     return dtype in _FLOATS
 
 
-def is_int(dtype: DType) -> bool:
-    return dtype in _INTS
-
-
 def as_uop(operand: Operand, dtype: DType) -> UOp:
     """A tensor or number in a dtype."""
     if isinstance(operand, UOp):
@@ -116,7 +112,7 @@ def cast(x: UOp, dtype: DType) -> UOp:
         return x
     if dtype == dtypes.bool:
         return x.ne(0)
-    if is_float(x.dtype) and is_int(dtype) and dtype not in (dtypes.int32, dtypes.int64):
+    if is_float(x.dtype) and dtype in _INTS and dtype.itemsize < 4:
         # C leaves a float out of range of a small integer undefined; this is what compilers do.
         return x.cast(dtypes.int64 if dtype == dtypes.uint8 else dtypes.int32).cast(dtype)
     if x.dtype == dtypes.float64 and dtype in HALVES:

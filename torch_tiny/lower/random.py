@@ -88,10 +88,7 @@ def _geometric_rule(self: UOp, p: Number, numbers: Any) -> UOp:
 
 def _negative_log_of_rest(p: UOp) -> UOp:
     """-log(1 - p) in float32, without what 1 - p loses where p is small."""
-
-    def real(value: float) -> UOp:
-        return constant(value, _F32)
-
+    real = partial(constant, dtype=_F32)
     bits = call("sub", real(1.0), p).bitcast(dtypes.int32)
     fraction = (bits & constant(0x7FFFFF, dtypes.int32)) | constant(126 << 23, dtypes.int32)
     m = fraction.bitcast(_F32)

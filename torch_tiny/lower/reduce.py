@@ -12,6 +12,7 @@ from torch_tiny.lower.pick import gathered
 from torch_tiny.lower.promote import Lifted, Number, as_uop, cast, float_dtype, is_float, math_dtype
 from torch_tiny.lower.rule import Function, Rule, Table, heavy, rules
 from torch_tiny.lower.shapes import (
+    along,
     arange,
     count,
     cut,
@@ -184,8 +185,7 @@ def _scanned(x: UOp, dim: int) -> tuple[UOp, UOp, int]:
     shape = int_shape(x)
     size = shape[dim]
     spread = x.unsqueeze(dim).expand((*shape[:dim], size, *shape[dim:]))
-    here = arange(size).reshape((size, 1, *(1,) * (x.ndim - dim - 1)))
-    there = arange(size).reshape((1, size, *(1,) * (x.ndim - dim - 1)))
+    here, there = (along(arange(size), d, x.ndim - dim + 1) for d in (0, 1))
     return spread, there <= here, dim + 1
 
 
@@ -203,21 +203,18 @@ _SHORT = 256  # longer dimensions are scanned in rows, and then the rows' ends
 
 def _scan(x: UOp, dim: int, how: _Scan) -> UOp:
     """For each element what becomes of all up to it."""
-    shape = int_shape(x)
-    n = shape[dim]
+    n = int_shape(x)[dim]
     if n <= _SHORT:
         spread, before, over = _scanned(x, dim)
         return how.reduce(before.where(spread, full((), how.identity, x.dtype)), (over,))
     width = 1 << math.ceil(math.log2(math.sqrt(n)))
     rows = -(-n // width)
     padded = pad(x, widths(x.ndim, dim, 0, rows * width - n), how.identity)
-    split = padded.reshape((*shape[:dim], rows, width, *shape[dim + 1 :]))
-    inner = _scan(split, dim + 1, how)
+    inner = _scan(padded.unflatten(dim, (rows, width)), dim + 1, how)
     ends = cut(inner, dim + 1, width - 1, width)
     carried = cut(_scan(ends, dim, how), dim, 0, rows - 1)
     carried = pad(carried, widths(carried.ndim, dim, 1, 0), how.identity)
-    joined = how.combine(inner, carried)
-    return cut(joined.reshape((*shape[:dim], rows * width, *shape[dim + 1 :])), dim, 0, n)
+    return cut(how.combine(inner, carried).flatten(dim, dim + 1), dim, 0, n)
 
 
 def _cumulative(how: _Scan, x: UOp, dim: int, dtype: DType | None = None) -> UOp:

@@ -10,20 +10,22 @@ from torch_tiny.lower import complex_rules, movement
 from torch_tiny.lower.complex_value import Complex, as_value, is_complex
 from torch_tiny.lower.conditions import collected
 from torch_tiny.lower.promote import Lifted, NoLowering, default_dtype, under_default
-from torch_tiny.lower.rule import Results, Rule, Shapes, heavy
+from torch_tiny.lower.rule import Results, Rule, Shapes, heavy, light
 from torch_tiny.schemas import Argument, Schema, is_decomposed, overloads_of, schema_of
 from torch_tiny.uops import DType, UOp, dtypes
 from torch_tiny.views import ViewSpec
 
 _FAMILIES = (
-    *("activation", "antialias", "attention", "bags", "complex_rules", "creation", "distance"),
-    *("elementwise", "fft", "fractional", "grid", "histogram", "index", "linalg", "masks"),
-    *("matmul", "movement", "nn", "optim", "polynomials", "pool", "random", "reduce"),
-    *("sort", "special", "spectral"),
+    *("activation", "complex_rules", "creation", "distance", "elementwise", "fft", "index"),
+    *("linalg", "masks", "movement", "nn", "optim", "polynomials", "pool", "random", "reduce"),
+    *("special", "spectral"),
 )
+# All of their functions are heavy.
+_HEAVY = ("antialias", "attention", "bags", "fractional", "grid", "histogram", "matmul", "sort")
 RULES: dict[str, Rule] = {
-    f"aten::{name}": row if isinstance(row, Rule) else Rule(row)
-    for family in _FAMILIES
+    f"aten::{name}": row if isinstance(row, Rule) else Rule(row, cost=cost)
+    for families, cost in ((_FAMILIES, light), (_HEAVY, heavy))
+    for family in families
     for name, row in import_module(f"torch_tiny.lower.{family}").TABLE.items()
 }
 for _name, _function in complex_rules.COLUMN.items():

@@ -106,10 +106,9 @@ def dilate(x: UOp, dim: int, step: int, value: Number = 0) -> UOp:
     """`step - 1` fill values between the elements of a dimension."""
     if step == 1:
         return x
-    shape = int_shape(x)
+    n = int_shape(x)[dim]
     spread = pad(x.unsqueeze(dim + 1), widths(x.ndim + 1, dim + 1, 0, step - 1), value)
-    flat = spread.reshape((*shape[:dim], shape[dim] * step, *shape[dim + 1 :]))
-    return cut(flat, dim, 0, max(0, (shape[dim] - 1) * step + 1))
+    return cut(spread.flatten(dim, dim + 1), dim, 0, max(0, (n - 1) * step + 1))
 
 
 def broadcast(*uops: UOp) -> list[UOp]:
@@ -139,7 +138,3 @@ def to_math(value: Any) -> Any:
     if isinstance(value, UOp) and is_float(value.dtype):
         return value.cast(math_dtype(value.dtype))
     return value
-
-
-def flip_dims(x: UOp, dims: Sequence[int]) -> UOp:
-    return x.flip(tuple(dims)) if dims else x

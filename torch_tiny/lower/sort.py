@@ -12,7 +12,7 @@ from torch_tiny.lower.arithmetic import is_nan, less_equal
 from torch_tiny.lower.index import gather
 from torch_tiny.lower.pick import gathered
 from torch_tiny.lower.promote import Number, as_uop, math_dtype, result_dtype
-from torch_tiny.lower.rule import Function, heavy, rules
+from torch_tiny.lower.rule import Table
 from torch_tiny.lower.shapes import arange, cut, full, positions, total, wrap_dim
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
@@ -144,7 +144,7 @@ def _search(
     return total(below.logical_not().cast(dtypes.int32), (max(v.ndim, b.ndim) - 1,)).cast(kind)
 
 
-_FUNCTIONS: dict[str, Function] = {
+TABLE: Table = {
     "sort": sort,
     "sort.stable": lambda x, _, dim, descending: sort(x, dim, descending),
     "argsort": lambda x, dim, descending: sort(x, dim, descending)[1],
@@ -158,8 +158,8 @@ _FUNCTIONS: dict[str, Function] = {
     "mode": _mode,
     **dict.fromkeys(("isin.Tensor_Tensor", "isin.Tensor_Scalar", "isin.Scalar_Tensor"), _is_in),
     **dict.fromkeys(("searchsorted.Tensor", "searchsorted.Scalar"), _search),
-    "bucketize.Tensor": lambda x, boundaries, small, right: _search(boundaries, x, small, right),
-    "bucketize.Scalar": lambda x, boundaries, small, right: _search(boundaries, x, small, right),
+    **dict.fromkeys(
+        ("bucketize.Tensor", "bucketize.Scalar"),
+        lambda x, boundaries, *how: _search(boundaries, x, *how),
+    ),
 }
-
-TABLE = rules(_FUNCTIONS, heavy)

@@ -62,16 +62,11 @@ class _Opened(Opened):
         self._runner.copy(to, of, nbytes)
 
     @uninterrupted
-    def copy_out(self, data: memoryview, memory: Any) -> None:
-        super().copy_out(data, memory)
-
-    @uninterrupted
     def run(self, launches: Sequence[Launch]) -> None:
         self._runner.run([(one.kernel, one.buffers, one.groups) for one in launches])
 
-    @uninterrupted
-    def wait(self) -> None:
-        super().wait()
+    copy_out = uninterrupted(Opened.copy_out)
+    wait = uninterrupted(Opened.wait)
 
 
 class WebGpu(Kind):
