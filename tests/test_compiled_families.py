@@ -239,6 +239,25 @@ def test_operators_in_place() -> None:
     compiled(program)
 
 
+def test_triangles_of_diagonals_far_outside() -> None:
+    def program(device: str) -> list[torch.Tensor]:
+        x = numbers(2, 3, 5).to(device)
+        far = (-(2**40), -4, -3, 3, 5, 6, 2**31 - 1, 2**40)
+        return [f(x, diagonal) for f in (torch.tril, torch.triu) for diagonal in far]
+
+    compiled(program)
+
+
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3)])
+def test_pixels_are_shuffled(lead: tuple[int, ...]) -> None:
+    def program(device: str) -> list[torch.Tensor]:
+        x = numbers(*lead, 8, 3, 5).to(device)
+        y = F.pixel_shuffle(x, 2)
+        return [y, F.pixel_unshuffle(y, 2), F.channel_shuffle(x.view(-1, 8, 3, 5), 4)]
+
+    compiled(program)
+
+
 def test_masks_that_count() -> None:
     def program(device: str) -> list[torch.Tensor]:
         x, mask = numbers(6, 50).to(device), (numbers(6, 50, seed=1) > 0).to(device)

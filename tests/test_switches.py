@@ -244,3 +244,37 @@ def test_a_default_type_is_not_seen_by_threads_that_record() -> None:
     """
     out = python(TWO_DEVICES + code, TORCH_TINY_DEVICES="cpu,cpu")
     assert out.split() == ["torch.float64", "torch.float32", "torch.float32", "True"]
+
+
+@needs_cpu_memory
+@pytest.mark.parametrize("recorded", ["float32", "float64"])
+def test_a_default_type_that_a_kernel_sets(recorded: str) -> None:
+    """It is the program's from then on, though the run it is set in has switches of its own."""
+    code = f"""
+    running, has_recorded = threading.Event(), threading.Event()
+    def kernel():
+        torch.set_default_dtype(torch.float64)
+        running.set()
+        assert has_recorded.wait(SECONDS)
+    unseen = torch._C._set_default_dtype.__wrapped__
+    integers = torch.arange(1, 5).to("tiny:1")
+    for dtype in (torch.float64, torch.float32, torch.{recorded}):
+        unseen(dtype)
+        (integers / 3).tolist()
+        torch.use_deterministic_algorithms(True)
+        torch.ops.switches.call(x).tolist()  # the first call of its kind is not recorded
+        torch.use_deterministic_algorithms(False)
+    kernels[3] = kernel
+    torch.use_deterministic_algorithms(True)
+    a = torch.ops.switches.call(x)
+    torch.use_deterministic_algorithms(False)
+    unseen(torch.float32)
+    reader = read(a)
+    assert running.wait(SECONDS)
+    found = integers / 3
+    has_recorded.set()
+    reader.join(SECONDS)
+    print(found.dtype, torch.get_default_dtype(), (integers / 3).dtype)
+    """
+    out = python(TWO_DEVICES + code, TORCH_TINY_DEVICES="cpu,cpu")
+    assert out.split() == ["torch.float64"] * 3

@@ -71,6 +71,9 @@ def device_host(index: int, /) -> str:
 def run_everything(reason: str) -> None:
     """On all devices; who runs next on one hears of an error there."""
 
+def default_type_was_set() -> None:
+    """By the program, maybe while a run has set another one."""
+
 def synchronize(index: int, /) -> None:
     """Run the trace of tiny:index and wait for its memory's device."""
 

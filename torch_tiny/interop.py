@@ -45,7 +45,7 @@ def install() -> None:
         _run_before(owner, name, "an operator was deregistered")
     # Else a run would have to set the old one, for all threads, while it lasts.
     for name in ("_set_default_dtype", "_set_default_tensor_type"):
-        _run_before(torch._C, name, "the default type was set")
+        _run_before(torch._C, name, "the default type was set", _C.default_type_was_set)
     # There are no nested tensors here: nn.TransformerEncoder masks what it would have left out.
     _operators.impl("_nested_tensor_from_mask_left_aligned", lambda *_: False, "PrivateUse1")
 
@@ -53,14 +53,18 @@ def install() -> None:
 _operators = torch.library.Library("aten", "IMPL")
 
 
-def _run_before(owner: Any, name: str, reason: str) -> None:
+def _run_before(
+    owner: Any, name: str, reason: str, afterwards: Callable[[], None] = lambda: None
+) -> None:
     """What was recorded calls operators that are about to go, or asks for what will be another."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def patched(*args: Any, **kwargs: Any) -> Any:
         _C.run_everything(reason)
-        return original(*args, **kwargs)
+        result = original(*args, **kwargs)
+        afterwards()
+        return result
 
     setattr(owner, name, patched)
 

@@ -86,6 +86,7 @@ def _serve(connection: socket.socket, jobs: "queue.SimpleQueue[bytes]") -> None:
             answer = _answer(job, known)
         except Exception as error:  # one trace's trouble is not the next one's
             said = {"error": f"{type(error).__name__}: {error}", "bytes": 0}
+            said["hangs"] = isinstance(error, TimeoutError)
             answer = json.dumps(said).encode() + b"\n"
         connection.sendall(answer)
 

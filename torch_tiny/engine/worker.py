@@ -94,7 +94,7 @@ class Worker:
                 raise
             running = self._running
             is_large = running is not None and running.resident_bytes() > _MOST_RESIDENT
-            if "error" in answer or is_large:  # what gcc has started may hang
+            if answer.get("hangs") or is_large:  # what gcc has started may go on
                 self.stop()
         if "error" in answer:
             raise WorkerError(answer["error"])

@@ -315,12 +315,22 @@ def _rot90(x: UOp, k: int, dims: Sequence[int]) -> UOp:
     return _transpose(flip(x, [b]), a, b) if k == 1 else flip(_transpose(x, a, b), [b])
 
 
+def _inside(x: UOp, diagonal: int) -> int:
+    """The same of those that meet the matrix, or the nearest that does not."""
+    rows, columns = int_shape(x)[-2:]
+    return max(-rows, min(columns, diagonal))
+
+
 def _pixel_shuffle(x: UOp, r: int) -> UOp:
+    if x.ndim == 3:  # tinygrad's "..." is at least one dimension
+        return _pixel_shuffle(x.unsqueeze(0), r).squeeze(0)
     c = int_shape(x)[-3] // (r * r)
     return x.rearrange("... (c a b) h w -> ... c (h a) (w b)", a=r, b=r, c=c)
 
 
 def _pixel_unshuffle(x: UOp, r: int) -> UOp:
+    if x.ndim == 3:
+        return _pixel_unshuffle(x.unsqueeze(0), r).squeeze(0)
     h, w = (n // r for n in int_shape(x)[-2:])
     return x.rearrange("... c (h a) (w b) -> ... (c a b) h w", a=r, b=r, h=h, w=w)
 
@@ -379,8 +389,8 @@ _LIGHT: dict[str, Function] = {
     "roll": _roll,
     "repeat": _repeat,
     "rot90": lambda x, k, dims: _rot90(x, k % 4, dims),
-    "tril": lambda x, diagonal: x.tril(diagonal) if 0 not in x.shape else x,
-    "triu": lambda x, diagonal: x.triu(diagonal) if 0 not in x.shape else x,
+    "tril": lambda x, diagonal: x.tril(_inside(x, diagonal)) if 0 not in x.shape else x,
+    "triu": lambda x, diagonal: x.triu(_inside(x, diagonal)) if 0 not in x.shape else x,
     "diag_embed": _diag_embed,
     "trace": lambda x: sums(diagonal(x)),
     "diagonal_scatter": _diagonal_scatter,

@@ -61,12 +61,22 @@ def loops_apart(sink: UOp) -> UOp:
         for loop, places in ends.items():
             for others in list(places.values())[1:]:
                 own = loop.replace(arg=(next(number), *loop.arg[1:]))
-                moved |= {end: end.substitute({loop: own}) for end in others}
+                moved |= {end: _over(end, loop, own) for end in others}
             if moved:  # what is around it is another one then
                 break
         if not moved:
             return sink
         sink = sink.substitute(moved)
+
+
+def _over(end: UOp, loop: UOp, own: UOp) -> UOp:
+    """The same over a loop of its own; what the loop did before, elsewhere, stays."""
+    new = {loop: own}
+    for u in end.toposort(lambda u: u is end or u.op is not Ops.END or loop not in u.src[1:]):
+        source = tuple(new.get(s, s) for s in u.src)
+        if u is not loop and source != u.src:
+            new[u] = u.replace(src=source)
+    return new[end]
 
 
 accumulators = (

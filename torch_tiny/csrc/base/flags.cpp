@@ -335,6 +335,15 @@ c10::ScalarType default_type_now() {
   }
 }
 
+void default_type_was_set() {
+  auto& state = replaced();
+  std::lock_guard lock(state.mutex);
+  if (state.depth != 0) {
+    auto& usual = state.programs.usual;
+    usual = (usual & ~kDefaultType) | (usual_now() & kDefaultType);
+  }
+}
+
 bool have_to_be_replaced(const Flags& flags) {
   const uint8_t asks = (flags.products != 0 ? kAsksProducts : kAsksNothing) |
       (flags.attention != 0 ? kAsksAttention : kAsksNothing);
@@ -370,7 +379,11 @@ WithFlags::~WithFlags() {
   }
   auto& state = replaced();
   std::lock_guard lock(state.mutex);
-  change(before_, given_);
+  auto back = before_;
+  if (state.depth == 1) {  // the program may have set what was given
+    back.usual = (back.usual & ~kDefaultType) | (state.programs.usual & kDefaultType);
+  }
+  change(back, given_);
   --replaced_here;
   if (--state.depth == 0) {
     ++state.changes;

@@ -38,8 +38,10 @@ struct Flags {
 // As this thread's program has set them.
 Flags flags_now(uint8_t asks);
 
-// The type that numbers and integer tensors make, likewise.
+// PyTorch's default type, as the program has set it: what numbers and integer tensors make.
 c10::ScalarType default_type_now();
+// To be told, for then what a run has set meanwhile is not taken for the program's.
+void default_type_was_set();
 
 // Whether a run under these has to replace what the program has set. No other run may be underway
 // meanwhile: those switches are the whole process's.
