@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from torch_tiny.engine import codegen
-from torch_tiny.uops import UOp, buffer_param, call, dtypes
+from torch_tiny.uops import AddrSpace, AxisType, Ops, UOp, buffer_param, call, dtypes, sink_of
+from torch_tiny.uops.reductions import loops_apart
 
 DTYPES = {
     torch.bool: dtypes.bool,
@@ -568,3 +569,22 @@ def test_a_load_at_an_index_has_no_condition() -> None:
     )
     assert "p0[" in program.source
     assert "? p0[" not in program.source
+
+
+def test_a_sum_of_sums_over_one_loop() -> None:
+    """The sum outside stays as it is where the one inside of the rows gets a loop of its own."""
+    x, y = (buffer_param(slot, dtypes.float32, 12) for slot in range(2))
+    row, place = (UOp.range(12, number, AxisType.WEAK) for number in range(2))
+    slots = itertools.count()
+
+    def summed(value: UOp) -> UOp:
+        memory = UOp.placeholder((), dtypes.float32, next(slots), AddrSpace.REG)
+        running = memory.after(place)
+        return memory.after(running.store(running + value).end(place))
+
+    outside = summed(x.index(place))
+    inside = summed(x.index(place) * outside + x.index(row))
+    nodes = loops_apart(sink_of(y.index(row).store(inside).end(row))).toposort()
+    ends = [u for u in nodes if u.op is Ops.END]
+    assert len(ends) == 3 and len({loop for end in ends for loop in end.src[1:]}) == 3
+    assert [u for u in nodes if u.op is Ops.STORE and u in outside.toposort()]
