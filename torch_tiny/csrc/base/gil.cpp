@@ -37,9 +37,4 @@ WithGil::~WithGil() {
   PyGILState_Release(static_cast<PyGILState_STATE>(state_));
 }
 
-void wait_without_gil(std::unique_lock<std::mutex>& lock) {
-  const WithoutGil no_gil;
-  lock.lock();
-}
-
 }  // namespace tiny

@@ -11,7 +11,8 @@ namespace tiny {
 // no destructor and no catch of ours may be in the way of. Both of these let such a thread stand
 // still instead: it has nothing left to do.
 
-// Releases the GIL, if this thread holds it, for as long as it lives.
+// Releases the GIL, if this thread holds it, for as long as it lives. What may wait for others
+// takes one, as a proof.
 class WithoutGil {
  public:
   WithoutGil();
@@ -35,14 +36,14 @@ class WithGil {
   int state_;
 };
 
-void wait_without_gil(std::unique_lock<std::mutex>& lock);
-
 // Locks a mutex whose holder may want the GIL, as every reference to a tensor that Python knows
 // may: whoever waits for it does not hold the GIL.
-inline std::unique_lock<std::mutex> locked(std::mutex& mutex) {
+template <typename Mutex>
+std::unique_lock<Mutex> locked(Mutex& mutex) {
   std::unique_lock lock(mutex, std::try_to_lock);
   if (C10_UNLIKELY(!lock.owns_lock())) {
-    wait_without_gil(lock);
+    const WithoutGil no_gil;
+    lock.lock();
   }
   return lock;
 }

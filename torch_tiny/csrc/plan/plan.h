@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "base/lock_order.h"
 #include "core/trace.h"
 #include "plan/compiled.h"
 
@@ -61,7 +62,7 @@ class PlanCache {
   std::vector<Plans::iterator> from_recent_to_old();
   void drop_old();
 
-  mutable std::mutex mutex_;
+  mutable Ordered<Rank::kPlans> mutex_;
   Plans plans_;
   uint64_t moment_ = 0;
   std::vector<uint64_t> words_;

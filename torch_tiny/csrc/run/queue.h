@@ -15,26 +15,10 @@
 #include <thread>
 #include <utility>
 
-#include "base/gil.h"
-#include "run/cuda_graph.h"
-#include "run/recorder.h"
+#include "run/executor.h"
 #include "run/running.h"
 
 namespace tiny {
-
-// A reason to run a trace that is not the user's.
-inline constexpr const char* kLimit = "limit";
-// Another one, where a thread runs what was recorded: a backward pass begins or has ended.
-inline constexpr const char* kTurn = "turn of a backward pass";
-
-// And a third: a call that was waited for alone the last time is not kept until it is again.
-inline constexpr const char* kAhead = "ahead of the wait";
-
-// And a fourth: what follows was recorded under other switches of PyTorch's.
-inline constexpr const char* kSwitched = "a switch of PyTorch was changed";
-
-// Whether plans on CUDA memory become CUDA graphs; TORCH_TINY_CUDA_GRAPHS=0 says no.
-inline std::atomic<bool> uses_graphs{true};
 
 class Queue {
  public:
@@ -65,7 +49,7 @@ class Queue {
   // Whether a call recorded here is the first of a backward pass, or the first after one: places
   // where a thread of its own is given what was recorded so far.
   bool turns(const SourceLine& place) const {
-    return has_thread_ &&
+    return executor_.may_have_thread &&
         (place.node != nullptr) != recorder.in_backward.load(std::memory_order_relaxed);
   }
 
@@ -87,43 +71,10 @@ class Queue {
 
   Recorder recorder;
 
-  static constexpr uint64_t kHot = 2;  // runs of a plan after which it is worth compiling
-
  private:
   static constexpr size_t kMost = 128;  // device indices have eight bits
   static std::array<std::atomic<Queue*>, kMost> all_;
   static Queue& make(c10::DeviceIndex index);
-
-  // While it lives, readers of what a trace computes wait for it.
-  class Underway {
-   public:
-    Underway() = default;
-    Underway(Queue& queue, const Recording& recording);
-    Underway(Underway&& other) noexcept
-        : queue_(std::exchange(other.queue_, nullptr)), trace_(other.trace_) {}
-    Underway& operator=(Underway&& other) noexcept {
-      std::swap(queue_, other.queue_);
-      std::swap(trace_, other.trace_);
-      return *this;
-    }
-    ~Underway();
-
-   private:
-    Queue* queue_ = nullptr;
-    uint64_t trace_ = 0;
-  };
-
-  // A trace that is about to run, and all that has to be known when it was cut off.
-  struct Batch {
-    Underway underway;
-    Trace trace;
-    std::shared_ptr<const Plan> plan;
-    bool hit = false;
-    std::pair<std::string, SourceLine> miss_reason;
-    const char* reason = "";
-    SourceLine place;
-    std::optional<c10::Stream> stream;  // of the thread that recorded it
-  };
 
   // On this device, or on all of them.
   using Locks = c10::SmallVector<std::unique_lock<Running>, 2>;
@@ -133,44 +84,25 @@ class Queue {
     std::optional<Batch> batch;
   };
 
-  // What became of a batch.
-  struct Outcome {
-    std::exception_ptr failure;
-    uint64_t relayouts = 0;
-    uint64_t products = 0;  // by oneDNN
-    PlanGraph::Done as_graph = PlanGraph::Done::kNothing;
-  };
-
-  std::optional<Batch> take(const char* reason);
-  void execute(Batch batch);
-  Outcome run_batch(Batch& batch);
-  void count(const Batch& batch, const Outcome& outcome, double seconds);
-  Locks lock_running(c10::function_ref<bool()> needs_all);
-  Locks lock_all();
+  Locks lock_running(const WithoutGil& no_gil, c10::function_ref<bool()> needs_all);
+  Locks lock_all(const WithoutGil& no_gil);
   bool needs_all();
-  Turn lock_to_run(const char* reason, const TinyStorage* storage);
+  Turn lock_to_run(const WithoutGil& no_gil, const char* reason, const TinyStorage* storage);
   void run_turn(Turn& turn, c10::function_ref<void()> body);
-  void wait_for_batches();
+  void wait_for_batches(const WithoutGil& no_gil);
   void raise_kept_failure();
   bool has_server();
   void serve();
   bool is_on_its_way(const TinyStorage& storage);
   void note_wait(const char* reason);
-  void forget_signatures_if_many();
-  std::string compile(const Trace& running, const Plan& plan);
-  PlanGraph::Done run_as_graph(Trace& running, const Plan& plan);
 
   const c10::DeviceIndex device_;
   Running running_;
-  int depth_ = 0;  // a kernel written in Python may use the device, and run what it recorded
-  PlanCache plans_;
+  Executor executor_;
 
   // Traces left to a thread.
-  const bool has_thread_;
-  // Before that the thread would only set up libraries that the program's own has set up already.
-  std::atomic<bool> has_repeated_{false};
-  std::mutex batches_mutex_;
-  std::condition_variable batches_changed_;
+  Ordered<Rank::kBatches> batches_mutex_;
+  std::condition_variable_any batches_changed_;
   std::deque<Batch> batches_;
   bool is_serving_ = false;
   std::atomic<std::thread::id> server_;

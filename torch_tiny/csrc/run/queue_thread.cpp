@@ -13,18 +13,18 @@ constexpr size_t kMostBatches = 4;  // more would only hold memory
 }  // namespace
 
 void Queue::run_soon(const char* reason) {
-  if (!has_thread_ || !has_repeated_ || running_.is_mine()) {
+  if (!executor_.may_have_thread || !executor_.has_repeated() || running_.is_mine()) {
     return run(reason);
   }
   check_usable();
-  WithoutGil no_gil;
+  const WithoutGil no_gil;
   std::unique_lock lock(batches_mutex_);
   if (!has_server()) {
     lock.unlock();
     return run(reason);
   }
   batches_changed_.wait(lock, [&] { return batches_.size() < kMostBatches; });
-  auto batch = take(reason);
+  auto batch = executor_.take(reason);
   if (!batch.has_value()) {
     return;
   }
@@ -69,12 +69,13 @@ bool Queue::has_server() {
 }
 
 void Queue::serve() {
+  const WithoutGil no_gil;
   for (;;) {
     {
       std::unique_lock lock(batches_mutex_);
       batches_changed_.wait(lock, [&] { return !batches_.empty(); });
     }
-    const auto locks = lock_running([&] {
+    const auto locks = lock_running(no_gil, [&] {
       std::lock_guard lock(batches_mutex_);
       return !batches_.empty() && have_to_be_replaced(batches_.front().trace.flags);
     });
@@ -90,7 +91,7 @@ void Queue::serve() {
     }
     std::exception_ptr failure;
     try {
-      execute(std::move(batch));
+      executor_.execute(std::move(batch));
     } catch (...) {
       failure = current_failure();
     }
@@ -109,16 +110,16 @@ void Queue::finish() {
   if (in_bad_fork()) {
     return;  // the thread stayed behind
   }
-  WithoutGil no_gil;
+  const WithoutGil no_gil;
   try {
-    wait_for_batches();
+    wait_for_batches(no_gil);
   } catch (...) {
     return;  // the program ends, and nobody asked
   }
 }
 
-void Queue::wait_for_batches() {
-  if (has_thread_ && !running_.is_mine()) {
+void Queue::wait_for_batches(const WithoutGil& /*proof*/) {
+  if (executor_.may_have_thread && !running_.is_mine()) {
     std::unique_lock lock(batches_mutex_);
     batches_changed_.wait(lock, [&] { return batches_.empty() && !is_serving_; });
   }

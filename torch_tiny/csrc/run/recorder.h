@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/gil.h"
+#include "base/lock_order.h"
 #include "core/signature.h"
 #include "core/trace.h"
 #include "plan/plan.h"
@@ -68,7 +69,7 @@ class Recorder {
  private:
   friend class Recording;
 
-  std::mutex mutex_;
+  Ordered<Rank::kRecorder> mutex_;
   RecorderState state_;
 };
 
@@ -90,7 +91,7 @@ class Recording {
 
  private:
   Recorder* recorder_;
-  std::unique_lock<std::mutex> lock_;
+  std::unique_lock<Ordered<Rank::kRecorder>> lock_;
 };
 
 }  // namespace tiny

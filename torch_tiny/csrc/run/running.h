@@ -1,16 +1,33 @@
-// The locks of a queue are taken in this order: Running, that of the batches that are left to its
-// thread, the recorder's (a Recording), that of the plans. None is waited for with the GIL held.
+// The right to run on a device. A kernel written in Python may use the device while it has it.
 #pragma once
 
 #include <atomic>
 #include <mutex>
 #include <thread>
 
+#include "base/gil.h"
+#include "base/lock_order.h"
+
 namespace tiny {
 
-// The right to run on a device. A kernel written in Python may use the device while it has it.
 class Running {
  public:
+  std::unique_lock<Running> wait(const WithoutGil& /*proof*/) {
+    return std::unique_lock(*this);
+  }
+  std::unique_lock<Running> try_now() {
+    return {*this, std::try_to_lock};
+  }
+  bool is_mine() const {
+    return holder_.load() == std::this_thread::get_id();
+  }
+  static bool are_any_mine() {
+    return held_here > 0;
+  }
+
+ private:
+  friend class std::unique_lock<Running>;
+
   void lock() {
     mutex_.lock();
     entered();
@@ -29,14 +46,6 @@ class Running {
     }
     mutex_.unlock();
   }
-  bool is_mine() const {
-    return holder_.load() == std::this_thread::get_id();
-  }
-  static bool are_any_mine() {
-    return held_here > 0;
-  }
-
- private:
   void entered() {
     ++held_here;
     ++depth_;
@@ -44,7 +53,7 @@ class Running {
   }
 
   static inline thread_local int held_here = 0;
-  std::recursive_mutex mutex_;
+  Ordered<Rank::kRunning, std::recursive_mutex> mutex_;
   int depth_ = 0;
   std::atomic<std::thread::id> holder_;
 };
