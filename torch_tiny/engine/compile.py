@@ -8,14 +8,25 @@ from typing import Any, TypeVar
 from torch_tiny.engine import rows
 from torch_tiny.engine.codegen import GccError, TooLongError
 from torch_tiny.engine.codegen_home import Program
-from torch_tiny.engine.plan import Built, Code, Made, Place, Plan, Remembered, digest
+from torch_tiny.engine.plan import (
+    Built,
+    Code,
+    Kernel,
+    Made,
+    NumberBuffer,
+    Place,
+    Plan,
+    Remembered,
+    SlotBuffer,
+    digest,
+)
 from torch_tiny.engine.rows import lists_of
 from torch_tiny.engine.target import Target, target_of
 from torch_tiny.lower import NoLowering, has_lowering, is_heavy
 from torch_tiny.regions import Group, group
 from torch_tiny.trace import SCALAR_TYPE_NUMBERS, Call, Slot, Tensor, Trace, read_trace
 from torch_tiny.uops import UOp, compiling
-from torch_tiny.values import CallError, Values, values
+from torch_tiny.values import Buffer, CallError, Values, values
 
 T = TypeVar("T")
 
@@ -288,38 +299,20 @@ class _Written:
         kernels = target.kernels(program, f"v{chosen}")
         guard = self._guard_kernels(target, len(program.temporaries))
         used = {place for kernel in (*kernels, *guard) for place in kernel["buffers"]}
-        sizes = [buffer.size * buffer.dtype.itemsize for buffer in own.buffers]
         return Code(
-            [
-                {
-                    "slot": buffer.slot,
-                    "written": i in own.outputs,
-                    "read": i in used,
-                    "dtype": SCALAR_TYPE_NUMBERS[buffer.dtype],
-                    "nbytes": nbytes,
-                    "offset": buffer.offset,
-                }
-                if buffer.slot is not None
-                else {
-                    "call": buffer.call,
-                    "value": buffer.value,
-                    "item": buffer.item,
-                    "dtype": str(buffer.dtype).removeprefix("torch."),
-                }
-                for i, (buffer, nbytes) in enumerate(zip(own.buffers, sizes, strict=True))
-            ],
+            [_told(buffer, i in own.outputs, i in used) for i, buffer in enumerate(own.buffers)],
             own.made,
             kernels,
             guard,
             [*program.temporaries, *(() if self.guard is None else self.guard.temporaries)],
-            [(temporary, buffer, sizes[buffer]) for temporary, buffer in program.copies],
+            [(temporary, i, _bytes(own.buffers[i])) for temporary, i in program.copies],
             # without what all programs share
             "\n".join({kernel.name: kernel.source for kernel in program.kernels}.values()),
             is_refined,
             chosen,
         )
 
-    def _guard_kernels(self, target: Target, shift: int) -> list[dict[str, Any]]:
+    def _guard_kernels(self, target: Target, shift: int) -> list[Kernel]:
         """Its temporaries come after those of the region's own program."""
         if self.guard is None:
             return []
@@ -327,6 +320,24 @@ class _Written:
         for kernel in kernels:
             kernel["buffers"] = [b if b >= 0 else b - shift for b in kernel["buffers"]]
         return kernels
+
+
+def _told(buffer: Buffer, is_written: bool, is_read: bool) -> SlotBuffer | NumberBuffer:
+    if buffer.slot is None:
+        dtype = str(buffer.dtype).removeprefix("torch.")
+        return NumberBuffer(call=buffer.call, value=buffer.value, item=buffer.item, dtype=dtype)
+    return SlotBuffer(
+        slot=buffer.slot,
+        written=is_written,
+        read=is_read,
+        dtype=SCALAR_TYPE_NUMBERS[buffer.dtype],
+        nbytes=_bytes(buffer),
+        offset=buffer.offset,
+    )
+
+
+def _bytes(buffer: Buffer) -> int:
+    return buffer.size * buffer.dtype.itemsize
 
 
 def _steps(trace: Trace, groups: list[Group]) -> list[tuple[int, int, list[int]]]:

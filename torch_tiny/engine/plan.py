@@ -8,9 +8,9 @@ it stands, and in which one, is the plan's business.
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Required, TypedDict, final
 
 if TYPE_CHECKING:
     from torch_tiny.engine.cache import PlanFiles
@@ -50,16 +50,56 @@ class Plan:
         return cls(given["steps"], regions, given["not_lowered"], given["failed"])
 
 
+@final
+class SlotBuffer(TypedDict):
+    """A buffer of a region that is memory."""
+
+    slot: int
+    written: bool
+    read: bool
+    dtype: int
+    """PyTorch's number of the type."""
+    nbytes: int
+    offset: int
+
+
+@final
+class NumberBuffer(TypedDict):
+    """One that is a number which comes with a call."""
+
+    call: int
+    value: int
+    item: int
+    """Its place, where the value is a list; else -1."""
+    dtype: str
+
+
+class Kernel(TypedDict, total=False):
+    """What a target tells of a kernel to who runs it: C, CUDA, a device that tinygrad drives."""
+
+    name: Required[str]
+    buffers: Required[Sequence[int]]
+    """>= 0: of the region; -1-k: its temporary k."""
+    parallel: int
+    work: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    source: str
+    groups: Sequence[int]
+    threads: Sequence[int]
+    loops: tuple[tuple[int, int], ...]
+
+
 @dataclass
 class Code:
-    """A region compiled, in numbers of its own. Kernels are what the core is told of them."""
+    """A region compiled, in numbers of its own. It is JSON, and goes to the core as it is."""
 
-    buffers: list[dict[str, Any]]
-    """A slot with its type, bytes and offset, read or written; or a number of a call."""
+    buffers: list[SlotBuffer | NumberBuffer]
     made: list[int]
     """Slots that come to exist here and are used afterwards."""
-    kernels: list[dict[str, Any]]
-    guard: list[dict[str, Any]]
+    kernels: list[Kernel]
+    guard: list[Kernel]
     """Kernels that tell whether no call would raise, as a bool in a buffer after the last."""
     temporaries: list[int]
     """Bytes of each."""

@@ -13,6 +13,7 @@ from torch_tiny.engine import c_math, codegen, codegen_place, cuda, cuda_compile
 from torch_tiny.engine.codegen_home import Part, Program
 from torch_tiny.engine.cuda_shape import WIDEST_LOAD
 from torch_tiny.engine.loadable import as_file
+from torch_tiny.engine.plan import Kernel
 from torch_tiny.uops import UOp
 from torch_tiny.values import Buffer, Values
 
@@ -54,7 +55,7 @@ class Target(Protocol):
         """Seconds of programs v0, v1, ... that do the same in different ways."""
         return [0.0 for _ in tried]  # where there is one way, nobody asks
 
-    def kernels(self, program: Program[Any], prefix: str) -> list[dict[str, Any]]:
+    def kernels(self, program: Program[Any], prefix: str) -> list[Kernel]:
         """The kernels of a program as the core is told of them."""
 
 
@@ -100,8 +101,11 @@ class Cpu(Target):
         finally:
             _ctypes.dlclose(loaded._handle)
 
-    def kernels(self, program: Program[Any], prefix: str) -> list[dict[str, Any]]:
-        return _told(program, prefix, "buffers", "parallel", "work")
+    def kernels(self, program: Program[Any], prefix: str) -> list[Kernel]:
+        return [
+            Kernel(name=f"{prefix}_{k.name}", buffers=k.buffers, parallel=k.parallel, work=k.work)
+            for k in program.kernels
+        ]
 
 
 class Cuda(Target):
@@ -131,15 +135,17 @@ class Cuda(Target):
         text = "\n".join((cuda_renderer.HELPERS, *_prefixed(programs)))
         return cuda_compile.compile(text, self._architecture)
 
-    def kernels(self, program: Program[Any], prefix: str) -> list[dict[str, Any]]:
-        return _told(program, prefix, "buffers", "grid", "block", "shared")
-
-
-def _told(program: Program[Any], prefix: str, *what: str) -> list[dict[str, Any]]:
-    return [
-        {"name": f"{prefix}_{kernel.name}", **{name: getattr(kernel, name) for name in what}}
-        for kernel in program.kernels
-    ]
+    def kernels(self, program: Program[Any], prefix: str) -> list[Kernel]:
+        return [
+            Kernel(
+                name=f"{prefix}_{k.name}",
+                buffers=k.buffers,
+                grid=k.grid,
+                block=k.block,
+                shared=k.shared,
+            )
+            for k in program.kernels
+        ]
 
 
 def _prefixed(programs: Mapping[str, Program[Any]]) -> list[str]:

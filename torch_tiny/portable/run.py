@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torch_tiny import _C
-from torch_tiny.engine.plan import Code
+from torch_tiny.engine.plan import Code, Kernel
 from torch_tiny.linalg.sequence import unrolled
 from torch_tiny.lower.shapes import DTYPES
 from torch_tiny.portable.codegen import Places, built, number_dtype
@@ -30,9 +30,9 @@ class Region:
         self._kernels = unrolled(steps[:count], loops[:count])
         self._guard = unrolled(steps[count:], loops[count:])
         self._temporaries = _share_temporaries(code.temporaries, self._guard + self._kernels)
-        self._slots = [i for i, buffer in enumerate(code.buffers) if "slot" in buffer]
-        self._written = [i for i in self._slots if code.buffers[i]["written"]]
-        self._sizes = {i: code.buffers[i]["nbytes"] for i in self._written}
+        slots = {i: buffer for i, buffer in enumerate(code.buffers) if "slot" in buffer}
+        self._slots = list(slots)
+        self._sizes = {i: slot["nbytes"] for i, slot in slots.items() if slot["written"]}
         used = {b for step in self._kernels for b in step.buffers}
         self._old = used & set(range(len(code.buffers)))
         self._numbers: dict[torch.dtype, list[tuple[int, str]]] = {}
@@ -51,7 +51,7 @@ class Region:
         It is in new buffers, but for memory that is shared with tinygrad.
         """
         home = dict(zip(self._slots, buffers, strict=True))
-        shared = {i: home[i] for i in self._written if home[i] and self._memory.is_shared(home[i])}
+        shared = {i: home[i] for i in self._sizes if home[i] and self._memory.is_shared(home[i])}
         for dtype, given in self._numbers.items():
             home[self._places.numbers(dtype)] = self._pack(dtype, given, numbers)
         made: list[int] = []
@@ -62,10 +62,10 @@ class Region:
                 home[-len(made)] = made[-1]
             if self._guard and not self._holds(home):
                 return None
-            for i in self._written:
+            for i in self._sizes:
                 if i not in shared or i in self._old:
                     new[i] = self._memory.allocate(self._sizes[i])
-            home |= {self._places.new(i): (shared | new)[i] for i in self._written}
+            home |= {self._places.new(i): (shared | new)[i] for i in self._sizes}
             self._launch(self._kernels, home)
         except BaseException:
             self._memory.free(new.values())
@@ -75,7 +75,7 @@ class Region:
         for i in shared.keys() & new.keys():
             _C.note_traffic("copy on the device", self._memory.copy(shared[i], new[i]))
             self._memory.free([new[i]])
-        return [(new | shared)[i] for i in self._written]
+        return [(new | shared)[i] for i in self._sizes]
 
     def drop(self) -> None:
         self._memory.free(number for _, number in self._packed.values())
@@ -95,7 +95,7 @@ class Region:
             [replace(s, buffers=[self._memory[home[b]] for b in s.buffers]) for s in steps]
         )
 
-    def _steps(self, given: Sequence[dict[str, Any]]) -> list[Launch]:
+    def _steps(self, given: Sequence[Kernel]) -> list[Launch]:
         texts = [(one["name"], one["source"], len(one["buffers"])) for one in given]
         return [
             Launch(kernel, one["buffers"], one["groups"], one["threads"])

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch_tiny.engine.codegen_home import Program
+from torch_tiny.engine.plan import Kernel
 from torch_tiny.engine.target import Target
 from torch_tiny.portable import codegen
 from torch_tiny.portable.kind import Kind, Opened
@@ -37,5 +38,15 @@ class Portable(Target):
         """Kernels of a whole plan are built together, once it is known."""
         return b""
 
-    def kernels(self, program: Any, _prefix: str) -> list[dict[str, Any]]:
-        return [vars(kernel) for kernel in program.kernels]
+    def kernels(self, program: Program[codegen.Kernel], _prefix: str) -> list[Kernel]:
+        return [
+            Kernel(
+                name=k.name,
+                buffers=k.buffers,
+                source=k.source,
+                groups=k.groups,
+                threads=k.threads,
+                loops=k.loops,
+            )
+            for k in program.kernels
+        ]
