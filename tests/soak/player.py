@@ -38,6 +38,10 @@ class Difference:
     again: str
     """What came of playing it a few times more, and which compiled code took part."""
 
+    def __str__(self) -> str:
+        place = f"thread {self.thread}, job {self.job}, {self.turn}"
+        return f"{place}: {self.reason}\n{self.again}\n{self.text}"
+
 
 class Player:
     """Whatever is chosen depends on the seed alone, not on what other threads do meanwhile."""
@@ -125,9 +129,9 @@ class Player:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             again = self._look_again(job, turn)
-            self.differences.append(
-                Difference(self._thread, number, turn, reason, job.text(), again)
-            )
+            found = Difference(self._thread, number, turn, reason, job.text(), again)
+            print(found, flush=True)
+            self.differences.append(found)
             self._pool = [one for one in self._pool if one[0] != number]
             return False
         finally:
