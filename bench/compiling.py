@@ -9,7 +9,8 @@ another process begins with what the first one left on disk. Told are
     CPU s    processor seconds of the worker and its gcc
     until    seconds from the first step until the last plan was installed and chosen
     failed   compiles that failed, for whatever reason
-    beside   eager's step while the worker compiles over its step afterwards
+    beside   eager's step while the worker compiles over the same steps of the second process,
+             where nothing is compiled; each over what a step takes once its process is warm
     worst    the worst ten seconds after the first step: tiny's steps over eager's
     steady   the same once nothing changes any more
     again    plans that the second process had to compile
@@ -52,7 +53,9 @@ def main() -> int:
     for name in options.only:
         with tempfile.TemporaryDirectory() as cache:
             found[name] = one = _in_process(name, options.threads, cache)
-            one["again"] = _in_process(name, options.threads, cache)["plans"]
+            second = _in_process(name, options.threads, cache)
+        one["again"] = second["plans"]
+        one["beside"] = _beside(one.pop("busy"), one.pop("theirs"), second["theirs"])
         print(f"{name:<14}" + "".join(f"{_told(one[key]):>9}" for key in _COLUMNS), flush=True)
     real = [
         one["steady"] for name, one in found.items() if name in ("resnet", "gpt2", "bert", "vit")
@@ -91,17 +94,24 @@ def measured(name: str) -> dict[str, Any]:
         cpu |= {pid: _cpu_seconds(pid) or cpu.get(pid, 0.0) for pid in engine.workers.pids}
     until = changed - begin
     after = [turn for turn in turns if turn[0] > until]
-    beside = [other for _, _, other, busy in turns if busy]
-    alone = statistics.median(other for _, _, other, _ in after)
+    warm = statistics.median(other for _, _, other, _ in after)
     return {
         "CPU s": sum(cpu.values()),
         "until": until,
         "plans": engine.counts.compiles,
         "failed": engine.counts.failures,
-        "beside": statistics.median(beside) / alone if beside else 1.0,
+        "busy": [i for i, (_, _, _, busy) in enumerate(turns) if busy],
+        "theirs": [other / warm for _, _, other, _ in turns],
         "worst": _worst(turns),
         "steady": statistics.median(mine / other for _, mine, other, _ in after),
     }
+
+
+def _beside(busy: list[int], compiling: list[float], idle: list[float]) -> float:
+    both = [i for i in busy if i < len(idle)]
+    if not both:
+        return 1.0
+    return statistics.median(compiling[i] for i in both) / statistics.median(idle[i] for i in both)
 
 
 def _worst(turns: list[tuple[float, float, float, bool]]) -> float:
