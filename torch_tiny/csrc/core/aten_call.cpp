@@ -99,62 +99,6 @@ at::Tensor copy_on_host(const at::Tensor& tensor) {
   return at::clone(tensor);
 }
 
-std::vector<at::Tensor> meta_tensors(const Arguments& arguments) {
-  std::unordered_map<const c10::StorageImpl*, c10::Storage> storages;
-  std::vector<at::Tensor> metas;
-  metas.reserve(arguments.tensors.size());
-  for (const auto* tensor : arguments.tensors) {
-    auto& storage = storages[tensor->storage().unsafeGetStorageImpl()];
-    if (!storage) {
-      storage = c10::Storage(
-          c10::make_intrusive<c10::StorageImpl>(
-              c10::StorageImpl::use_byte_size_t(),
-              static_cast<int64_t>(tensor->storage().nbytes()),
-              c10::DataPtr(nullptr, c10::Device(c10::kMeta)),
-              c10::GetAllocator(c10::kMeta),
-              /*resizable=*/true));
-    }
-    auto meta = at::detail::make_tensor<c10::TensorImpl>(
-        c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::Meta), tensor->dtype());
-    meta.unsafeGetTensorImpl()->set_sizes_and_strides(
-        tensor->sizes(), tensor->strides(), tensor->storage_offset());
-    if (tensor->is_conj()) {
-      meta._set_conj(true);
-    }
-    if (tensor->is_neg()) {
-      meta._set_neg(true);
-    }
-    metas.push_back(std::move(meta));
-  }
-  return metas;
-}
-
-std::vector<at::Tensor> made_up_tensors(const Arguments& arguments, int number) {
-  HostScope scope(arguments.device);
-  std::unordered_map<const c10::StorageImpl*, c10::Storage> storages;
-  std::vector<at::Tensor> made;
-  made.reserve(arguments.tensors.size());
-  for (const auto* tensor : arguments.tensors) {
-    auto& storage = storages[tensor->storage().unsafeGetStorageImpl()];
-    const auto nbytes = tensor->storage().nbytes();
-    const auto dtype = tensor->scalar_type();
-    if (!storage) {
-      storage = c10::Storage(allocate_host(arguments.device, nbytes));
-      const auto count = static_cast<int64_t>(nbytes / tensor->dtype().itemsize());
-      host_tensor(storage, {count}, {1}, 0, dtype, false, false).fill_(number);
-    }
-    made.push_back(host_tensor(
-        storage,
-        tensor->sizes(),
-        tensor->strides(),
-        tensor->storage_offset(),
-        dtype,
-        tensor->is_conj(),
-        tensor->is_neg()));
-  }
-  return made;
-}
-
 void call_silently(const Operator& op, c10::Stack& stack) {
   struct Silence final : c10::WarningHandler {
     void process(const c10::Warning& /*warning*/) override {}

@@ -38,11 +38,6 @@ inline bool shares_memory(const at::Tensor& result) {
 // A copy of a CPU tensor that nobody else can change.
 at::Tensor copy_on_host(const at::Tensor& tensor);
 
-// Tensors without data that have the metadata, and share storages, as the arguments do.
-std::vector<at::Tensor> meta_tensors(const Arguments& arguments);
-// The same on the CPU, full of one number.
-std::vector<at::Tensor> made_up_tensors(const Arguments& arguments, int number);
-
 // Appends the arguments of a call to `stack`: `tensor(i)` gives the i-th tiny tensor's stand-in,
 // `values` is where the call's own values begin, `device` stands in for the tiny device.
 template <typename TensorOf>

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "core/aten_call.h"
+#include "core/infer.h"
+
 namespace tiny {
 namespace {
 
@@ -54,7 +57,7 @@ c10::Stack tried(
     c10::ArrayRef<c10::IValue> given,
     const Arguments& arguments,
     size_t place) {
-  const auto made_up = made_up_tensors(arguments, 1);
+  const auto made_up = stand_ins(arguments, StandIns::kOnes);
   auto next = made_up.begin();
   c10::Stack stack;
   for (const auto& value : given) {

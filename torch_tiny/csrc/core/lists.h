@@ -2,7 +2,7 @@
 // nothing to do with the others.
 #pragma once
 
-#include "core/aten_call.h"
+#include "core/signature.h"
 
 namespace tiny {
 

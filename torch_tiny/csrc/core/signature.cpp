@@ -136,27 +136,6 @@ bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned)
   return true;
 }
 
-bool meta_agrees(const Signature& signature, const Arguments& arguments) {
-  const auto metas = meta_tensors(arguments);
-  Signature foretold;
-  foretold.op = signature.op;
-  try {
-    HostScope scope(arguments.device);
-    c10::Stack stack;
-    push_arguments(
-        stack,
-        signature,
-        arguments.values.data(),
-        [&](size_t i) { return metas[i]; },
-        c10::Device(c10::kMeta));
-    signature.op->handle.callBoxed(stack);
-    return describe_results(foretold, stack) && foretold.list_sizes == signature.list_sizes &&
-        foretold.results == signature.results;
-  } catch (...) {
-    return false;
-  }
-}
-
 Signature* SignatureTable::find(const Operator& op, const Arguments& arguments) {
   auto fits = [&](const Signature& signature) {
     return signature.op == &op && signature.words.size() == arguments.words.size() &&

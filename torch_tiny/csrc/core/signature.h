@@ -107,9 +107,6 @@ bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned)
 // Which of the tensors among the arguments are written.
 std::vector<bool> written_tensors(const Signature& signature);
 
-// Whether the operator's meta function foretells these results.
-bool meta_agrees(const Signature& signature, const Arguments& arguments);
-
 // All signatures seen on a device. Guarded by its owner.
 class SignatureTable {
  public:

@@ -55,7 +55,9 @@ thread_local Pool pool;
 
 c10::DispatchKeySet keys_of(c10::Device device) {
   return c10::DispatchKeySet(
-      device.type() == c10::kCPU ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
+      device.is_cpu()        ? c10::DispatchKey::CPU
+          : device.is_cuda() ? c10::DispatchKey::CUDA
+                             : c10::DispatchKey::Meta);
 }
 
 at::Tensor strided_tensor(

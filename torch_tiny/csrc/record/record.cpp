@@ -5,7 +5,7 @@
 
 #include "core/aten_call.h"
 #include "core/call_key.h"
-#include "core/lists.h"
+#include "core/infer.h"
 #include "random/generator.h"
 #include "random/portable_random.h"
 #include "record/append_call.h"
@@ -16,8 +16,6 @@ namespace {
 
 constexpr const char* kDataDependent = "data-dependent operator";
 constexpr const char* kUnknownMetadata = "result metadata not known yet";
-constexpr size_t kMostRehearsed = size_t{4} << 20;         // bytes of a call
-constexpr const char* kSegments = "aten::segment_reduce";  // made-up lengths do not add up
 constexpr const char* kShared = "memory shared with numpy or DLPack";
 
 void push_results(
@@ -53,57 +51,22 @@ void replace(c10::Stack* stack, size_t count, c10::SmallVectorImpl<c10::IValue>&
   }
 }
 
-// Whether the results are memory of their own on this device. Some kernels return an argument or a
-// view of it without saying so, and CUDA's attention a seed on the CPU: those run each time.
-bool are_fresh(
-    const Signature& signature,
-    c10::ArrayRef<c10::IValue> results,
-    c10::ArrayRef<at::Tensor> arguments) {
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (signature.op->returns[i] >= 0 || signature.list_sizes[i] == Signature::kConstant ||
-        !results[i].isTensor() || !results[i].toTensor().defined()) {
-      continue;
-    }
-    const auto& result = results[i].toTensor();
-    const auto shared = [&](const at::Tensor& argument) {
-      return argument.storage().is_alias_of(result.storage());
-    };
-    if (result.device().type() != kTiny ||
-        std::any_of(arguments.begin(), arguments.end(), shared)) {
-      return false;
-    }
-  }
-  return true;
-}
-
 // The first call of its kind runs now, and what its results look like is remembered. PyTorch's
 // meta functions could foretell it, but in Python, and not always what the kernel does.
 void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& arguments) {
-  const auto given = torch::jit::last(*stack, op.writes.size());
-  auto signature = make_signature(op, given, arguments);
-  ++Recording(queue.recorder)->metrics.metadata_misses;
-  c10::SmallVector<at::Tensor, 8> tensors;  // the stack will be gone
-  c10::SmallVector<bool, 8> was_empty;
+  std::vector<at::Tensor> tensors;  // the stack will be gone
   for (auto& tensor : arguments.tensors) {
     tensors.push_back(*tensor);
-    was_empty.push_back(tensor->storage().nbytes() == 0);
   }
+  Observed call(make_signature(op, torch::jit::last(*stack, op.writes.size()), arguments), tensors);
+  ++Recording(queue.recorder)->metrics.metadata_misses;
   queue.run_eagerly(op, stack, kUnknownMetadata);
+  auto signature = call.learn(torch::jit::last(*stack, op.returns.size()), kTiny);
+  if (signature == nullptr) {
+    return;
+  }
   for (size_t i = 0; i < tensors.size(); ++i) {
     arguments.tensors[i] = &tensors[i];
-    auto& spec = signature->specs[i];
-    if (tensors[i].sizes() != spec.sizes || tensors[i].strides() != spec.strides) {
-      if (!was_empty[i]) {
-        return;  // resized what had a size: PyTorch warns each time
-      }
-      spec.sizes = tensors[i].sizes();
-      spec.strides = tensors[i].strides();
-      signature->grown.push_back(static_cast<uint32_t>(i));
-    }
-  }
-  const auto results = torch::jit::last(*stack, op.returns.size());
-  if (!describe_results(*signature, results) || !are_fresh(*signature, results, tensors)) {
-    return;
   }
   if (!op.builtin && !meta_agrees(*signature, arguments)) {
     op.kind = Operator::Kind::kEager;
@@ -112,120 +75,11 @@ void run_and_remember(Operator& op, Queue& queue, c10::Stack* stack, Arguments& 
   Recording(queue.recorder)->signatures.insert(std::move(signature));
 }
 
-// A call on tensors that stand in for those of the user: what its results would look like.
-bool try_call(
-    Operator& op,
-    Signature& signature,
-    const Arguments& arguments,
-    const std::vector<at::Tensor>& tensors,
-    c10::Device device) {
-  c10::Stack results;
-  try {
-    HostScope scope(arguments.device);
-    push_arguments(
-        results, signature, arguments.values.data(), [&](size_t i) { return tensors[i]; }, device);
-    if (op.portable != nullptr) {
-      results.resize(1);  // it fills its first argument
-    } else {
-      call_aten(op, arguments.device, results);
-    }
-  } catch (...) {
-    return false;
-  }
-  signature.grown.clear();
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto& given = *arguments.tensors[i];
-    auto& spec = signature.specs[i];
-    spec.sizes = tensors[i].sizes();
-    spec.strides = tensors[i].strides();
-    if (spec.sizes != given.sizes() || spec.strides != given.strides()) {
-      if (given.storage().nbytes() != 0) {
-        return false;  // PyTorch warns of that each time
-      }
-      signature.grown.push_back(static_cast<uint32_t>(i));
-    }
-  }
-  if (!describe_results(signature, results)) {
-    return false;
-  }
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (op.returns[i] < 0 && results[i].isTensor() && results[i].toTensor().defined()) {
-      const auto& result = results[i].toTensor();
-      const auto shared = [&](const at::Tensor& tensor) {
-        return tensor.storage().is_alias_of(result.storage());
-      };
-      if (result.device() != device || std::any_of(tensors.begin(), tensors.end(), shared)) {
-        return false;
-      }
-    }
-  }
-  return true;
-}
-
-// Of the arguments, or of them broadcast against each other: about what a call makes.
-double rough_bytes(const Arguments& arguments) {
-  double stored = 0, widest = 0;
-  c10::SmallVector<int64_t, 8> shape;  // from the last dimension on
-  for (const auto* tensor : arguments.tensors) {
-    stored += static_cast<double>(tensor->storage().nbytes());
-    widest = std::max(widest, static_cast<double>(tensor->element_size()));
-    const auto sizes = tensor->sizes();
-    shape.resize(std::max(shape.size(), sizes.size()), 1);
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      shape[i] = std::max(shape[i], sizes[sizes.size() - 1 - i]);
-    }
-  }
-  for (const auto size : shape) {
-    widest *= static_cast<double>(size);
-  }
-  return std::max(stored, widest);
-}
-
-// A call that is like none before it, recorded all the same: running lists of many tensors takes
-// less memory together with the calls that follow.
-bool infer_large_lists(
+bool infer_and_remember(
     Operator& op, Queue& queue, c10::ArrayRef<c10::IValue> given, const Arguments& arguments) {
-  if (!op.is_listwise || !host_device(arguments.device).is_cpu() ||
-      rough_bytes(arguments) <= kMostRehearsed) {
+  auto signature = infer(op, given, arguments);
+  if (signature == nullptr) {
     return false;
-  }
-  auto signature = make_signature(op, given, arguments);
-  if (!infer_lists(*signature, given, arguments)) {
-    return false;
-  }
-  const Recording recording(queue.recorder);
-  ++recording->metrics.metadata_misses;
-  recording->signatures.insert(std::move(signature));
-  return true;
-}
-
-// On a portable device, where running it would mean copies: a small call is rehearsed on the CPU
-// with made-up data, which has the CPU's strides and knows which types there is no kernel for. The
-// results of a large one are foretold by its meta function. False if that raises; then the CPU
-// runs it on real data, and raises in its own words.
-bool infer(
-    Operator& op, Queue& queue, c10::ArrayRef<c10::IValue> given, const Arguments& arguments) {
-  auto signature = make_signature(op, given, arguments);
-  const bool draws = arguments.draws_hidden ||
-      std::find(op.takes_generator.begin(), op.takes_generator.end(), true) !=
-          op.takes_generator.end();
-  const auto rehearsed = [&](int number) {
-    const auto tensors = made_up_tensors(arguments, number);
-    return try_call(op, *signature, arguments, tensors, host_device(arguments.device));
-  };
-  const auto foretold = [&] {
-    return try_call(op, *signature, arguments, meta_tensors(arguments), c10::Device(c10::kMeta));
-  };
-  // Ones divide, zeros are an index into anything.
-  const bool is_small = op.builtin && !draws && !arguments.tensors.empty() &&
-      rough_bytes(arguments) <= kMostRehearsed && op.name != kSegments;
-  if (is_small ? !rehearsed(1) && !rehearsed(0) : !foretold()) {
-    return false;
-  }
-  for (const auto& result : signature->results) {
-    if (result.defined) {
-      check_type(arguments.device, result.spec.dtype);
-    }
   }
   const Recording recording(queue.recorder);
   ++recording->metrics.metadata_misses;
@@ -237,17 +91,10 @@ void record_view(Operator& op, Queue& queue, c10::Stack* stack, const Arguments&
   const auto count = op.writes.size();
   const auto given = torch::jit::last(*stack, count);
   const auto signature = make_signature(op, given, arguments);
-  const auto metas = meta_tensors(arguments);
+  const auto metas = stand_ins(arguments, StandIns::kMeta);
   c10::Stack viewed;
   try {
-    HostScope scope(arguments.device);
-    push_arguments(
-        viewed,
-        *signature,
-        arguments.values.data(),
-        [&](size_t i) { return metas[i]; },
-        c10::Device(c10::kMeta));
-    op.handle.callBoxed(viewed);
+    viewed = call_on(metas, *signature, arguments);
   } catch (...) {
     return queue.run_eagerly(op, stack, kUnknownMetadata);
   }
@@ -419,8 +266,7 @@ void record(const c10::OperatorHandle& handle, c10::Stack* stack) {
     push_results(op, signature, given, recording, arguments.device, results);
   };
   bool known = record_known(op, arguments, note_results);
-  const auto foretold = is_portable(arguments.device) ? &infer : &infer_large_lists;
-  if (!known && foretold(op, queue, given, arguments)) {
+  if (!known && infer_and_remember(op, queue, given, arguments)) {
     known = record_known(op, arguments, note_results);
   }
   if (!known) {

@@ -2,6 +2,7 @@
 // in the cache for the next, and temporaries of a part take the memory of those of the last one.
 #include <algorithm>
 
+#include "core/aten_call.h"
 #include "core/lists.h"
 #include "run/runner.h"
 
