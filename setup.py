@@ -34,8 +34,9 @@ HEADERS = (
     *("ATen/Context.h", "ATen/EmptyTensor.h", "ATen/core/dispatch/Dispatcher.h"),
     *("ATen/record_function.h", "c10/core/impl/VirtualGuardImpl.h", "torch/library.h"),
 )
-READABLE = ["-O1", "-g1", "-fno-omit-frame-pointer", "-DTINY_CHECKS"]  # lines in what they report
-CHECKS = [*SANITIZERS[SANITIZER], *(READABLE if SANITIZER else [])]
+# Lines in what they report, and our own checks beside theirs.
+CHECKED = ["-O1", "-g1", "-fno-omit-frame-pointer", "-DTINY_CHECKS"]
+CHECKS = [*SANITIZERS[SANITIZER], *(CHECKED if SANITIZER else [])]
 
 
 class BuildCore(BuildExtension):

@@ -3,7 +3,7 @@
 Each function sees good data until it is compiled, then bad data, then good data again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -212,27 +212,65 @@ def _played(function: Function, data: torch.Tensor, device: str) -> Any:
         return str(error).splitlines()[0]
 
 
-FILLED: dict[str, Callable[[torch.Tensor, complex], torch.Tensor]] = {
+FILLED: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
     "fill": lambda x, value: torch.zeros_like(x).fill_(value),
     "full": lambda x, value: torch.full((2,), value, dtype=x.dtype, device=x.device),
     "full_like": lambda x, value: torch.full_like(x, value),
     "masked_fill": lambda x, value: x.masked_fill(x > 0, value),
     "index_fill": lambda x, value: x.index_fill(0, ints(0).to(x.device), value),
+    "scatter": lambda x, value: x.scatter(0, ints(0).to(x.device), value),
     "item": lambda x, value: x.clone().__setitem__(0, value) or x,
 }
+
+
+REAL_BY_CHANCE = (3 + 0j, 3 + 0j, 4 + 0j, 1j, complex(2, torch.nan), 2 + 1j, 3 + 0j, 2.5)
+OF_ALL_SIZES = (2.5, 3.5, 3.5, 300.0, torch.nan, 7e4, 1e30, -torch.inf, 2.5, -1.0, 1e300)
 
 
 @pytest.mark.parametrize("name", FILLED)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.bool, torch.complex64])
 def test_a_complex_number_for_a_real_tensor(name: str, dtype: torch.dtype) -> None:
-    """It may be real by chance."""
-    for value in (3 + 0j, 3 + 0j, 4 + 0j, 1j, complex(2, torch.nan), 2 + 1j, 3 + 0j, 2.5):
+    _fill_with(REAL_BY_CHANCE, name, dtype)
+
+
+@pytest.mark.parametrize("name", FILLED)
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.uint8, torch.int64, torch.float16, torch.float32, torch.bool]
+)
+def test_a_number_that_a_type_cannot_hold(name: str, is_complex: bool, dtype: torch.dtype) -> None:
+    _fill_with([complex(x) if is_complex else x for x in OF_ALL_SIZES], name, dtype)
+
+
+def _fill_with(values: Sequence[complex], name: str, dtype: torch.dtype) -> None:
+    for value in values:
         given = floats(1.0, -2.0, 3.0).to(dtype)
         expected, found = (
             _played(lambda x: FILLED[name](x, value), given, where)  # noqa: B023
             for where in ("cpu", DEVICE)
         )
         assert type(found) is type(expected), (value, expected, found)
+        if isinstance(expected, torch.Tensor):
+            assert_same(found, expected)
+        else:
+            assert expected in found
+
+
+@pytest.mark.parametrize("name", ["masked_fill", "index_fill"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.float16])
+@pytest.mark.parametrize("of", [torch.float32, torch.float64, torch.int64])
+def test_a_computed_number_that_a_type_cannot_hold(
+    name: str, dtype: torch.dtype, of: torch.dtype
+) -> None:
+    given = floats(1.0, 2.0, 0.0).to(dtype)
+    large = [1e30, torch.nan, torch.inf] if of.is_floating_point else [2**40, -200]
+
+    def filled(value: torch.Tensor) -> torch.Tensor:
+        return FILLED[name](given.to(value.device), value + 0)
+
+    for number in (3, 4, 5, 300, *large, -3, 3):
+        value = torch.tensor(number, dtype=of)
+        expected, found = (_played(filled, value, where) for where in ("cpu", DEVICE))
         if isinstance(expected, torch.Tensor):
             assert_same(found, expected)
         else:

@@ -209,6 +209,16 @@ def test_untyped_storage(device: str) -> None:
     assert x.untyped_storage().cpu().tolist() == x.cpu().untyped_storage().tolist()
 
 
+def test_a_storage_is_filled_in_the_middle_of_a_program(device: str) -> None:
+    """As bytes, which its numbers are not."""
+    for byte in (0, 1, 0, 63):
+        x = numbers(3).to(device) * 2
+        before = x + 1
+        x.untyped_storage().fill_(byte)
+        assert_same(before, numbers(3) * 2 + 1)
+        assert_same(x * 2, torch.full((12,), byte, dtype=torch.uint8).view(torch.float32) * 2)
+
+
 def test_repr(device: str) -> None:
     suffix = "" if device == "cpu" else f", device='{device}:0'"
     assert repr(torch.ones(2, device=device)) == f"tensor([1., 1.]{suffix})"

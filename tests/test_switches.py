@@ -278,3 +278,61 @@ def test_a_default_type_that_a_kernel_sets(recorded: str) -> None:
     """
     out = python(TWO_DEVICES + code, TORCH_TINY_DEVICES="cpu,cpu")
     assert out.split() == ["torch.float64"] * 3
+
+
+@needs_cpu_memory
+@pytest.mark.parametrize("begins", ["before", "between"])
+def test_a_default_type_is_set_while_a_run_begins_or_ends(begins: str) -> None:
+    """Between setting it and our hearing of that."""
+    code = f"""
+    from torch_tiny import _C
+    running, may_end = threading.Event(), threading.Event()
+    def kernel():
+        running.set()
+        assert may_end.wait(SECONDS)
+    unseen = torch._C._set_default_dtype.__wrapped__
+    def called_under(dtype):
+        torch.set_default_dtype(dtype)
+        a = torch.ops.switches.call(x)
+        unseen(torch.float32)
+        return a
+    called_under(torch.float64).tolist()  # the first call of its kind is not recorded
+    kernels[3] = kernel
+    if "{begins}" == "before":
+        reader = read(called_under(torch.float64))
+        assert running.wait(SECONDS)
+        unseen(torch.float64)
+        may_end.set()
+        reader.join(SECONDS)
+        _C.default_type_was_set(torch.float64)
+    else:
+        a = called_under(torch.float32)
+        unseen(torch.float64)
+        reader = read(a)
+        assert running.wait(SECONDS)
+        _C.default_type_was_set(torch.float64)
+        may_end.set()
+        reader.join(SECONDS)
+    print(torch.get_default_dtype(), (torch.arange(3).to("tiny:1") / 3).dtype)
+    """
+    out = python(TWO_DEVICES + code, TORCH_TINY_DEVICES="cpu,cpu")
+    assert out.split() == ["torch.float64"] * 2
+
+
+@needs_cpu_memory
+def test_kernels_of_two_devices_set_the_default_type() -> None:
+    """Each has the right to run on its own device, and must not wait for that of the other."""
+    code = """
+    both = threading.Barrier(2)
+    def kernel():
+        both.wait(SECONDS)
+        torch.set_default_dtype(torch.float64)
+    kernels.update({3: kernel, 4: kernel})
+    threads = [read(torch.ops.switches.call(x)), read(torch.ops.switches.call(y))]
+    for thread in threads:
+        thread.join(SECONDS)
+    print(*(thread.is_alive() for thread in threads), torch.get_default_dtype())
+    os._exit(0)
+    """
+    out = python(TWO_DEVICES + "import os" + code, TORCH_TINY_DEVICES="cpu,cpu")
+    assert out.split() == ["False", "False", "torch.float64"]

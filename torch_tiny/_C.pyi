@@ -71,7 +71,7 @@ def device_host(index: int, /) -> str:
 def run_everything(reason: str) -> None:
     """On all devices; who runs next on one hears of an error there."""
 
-def default_type_was_set() -> None:
+def default_type_was_set(dtype: object, /) -> None:
     """By the program, maybe while a run has set another one."""
 
 def synchronize(index: int, /) -> None:

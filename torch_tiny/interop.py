@@ -33,8 +33,8 @@ def install() -> None:
     _patch_storage_address()
     _patch_storage("_write_file", _write_file)
     _patch_storage("_set_from_file", _set_from_file)
-    _patch_storage("clone", _clone)
-    _patch_storage("fill_", _fill)
+    for name in ("clone", "fill_"):
+        _patch_storage(name, _alone)
     _patch_storage("is_shared", _is_shared)
     for name in ("share_memory_", "_share_fd_cpu_", "_share_filename_cpu_"):
         _patch_storage(name, _refuse_to_share)
@@ -45,7 +45,7 @@ def install() -> None:
         _run_before(owner, name, "an operator was deregistered")
     # Else a run would have to set the old one, for all threads, while it lasts.
     for name in ("_set_default_dtype", "_set_default_tensor_type"):
-        _run_before(torch._C, name, "the default type was set", _C.default_type_was_set)
+        _run_before(torch._C, name, "the default type was set", _default_type_was_set)
     # There are no nested tensors here: nn.TransformerEncoder masks what it would have left out.
     _operators.impl("_nested_tensor_from_mask_left_aligned", lambda *_: False, "PrivateUse1")
 
@@ -54,7 +54,7 @@ _operators = torch.library.Library("aten", "IMPL")
 
 
 def _run_before(
-    owner: Any, name: str, reason: str, afterwards: Callable[[], None] = lambda: None
+    owner: Any, name: str, reason: str, afterwards: Callable[..., None] = lambda *_: None
 ) -> None:
     """What was recorded calls operators that are about to go, or asks for what will be another."""
     original = getattr(owner, name)
@@ -63,10 +63,15 @@ def _run_before(
     def patched(*args: Any, **kwargs: Any) -> Any:
         _C.run_everything(reason)
         result = original(*args, **kwargs)
-        afterwards()
+        afterwards(*args)
         return result
 
     setattr(owner, name, patched)
+
+
+def _default_type_was_set(kind: Any) -> None:
+    """To a type, or to that of a class of tensors."""
+    _C.default_type_was_set(kind if isinstance(kind, torch.dtype) else kind.dtype)
 
 
 def _patch(owner: Any, name: str, tiny: Callable[..., Any]) -> None:
@@ -170,19 +175,14 @@ def _set_from_file(
     return storage.copy_(host)
 
 
-def _clone(original: Callable[..., T], storage: UntypedStorage) -> T:
+def _alone(original: Callable[..., T], storage: UntypedStorage, *args: Any) -> T:
     """Of bytes, which is a trace of its own: one trace sees memory as one type on some devices."""
+    storage.data_ptr()  # PyTorch refuses a storage that has no memory yet
     index = storage.device.index
-    _C.run(index, "a copy of a storage")
-    copied = original(storage)
-    _C.run(index, "a copy of a storage")
-    return copied
-
-
-def _fill(original: Callable[..., T], storage: UntypedStorage, value: int) -> T:
-    """PyTorch refuses a storage that has no memory yet."""
-    storage.data_ptr()
-    return original(storage, value)
+    _C.run(index, "a storage's bytes")
+    result = original(storage, *args)
+    _C.run(index, "a storage's bytes")
+    return result
 
 
 def _is_shared(_: object, _storage: UntypedStorage) -> bool:

@@ -5,8 +5,9 @@ from typing import Any
 
 from torch_tiny import scalar_types as types
 from torch_tiny.lower.complex_value import PARTS, Complex, as_complex, part_dtype
+from torch_tiny.lower.promote import Lifted, Operand, as_uop, cast
 from torch_tiny.lower.shapes import DTYPES
-from torch_tiny.uops import DType, UOp
+from torch_tiny.uops import DType, UOp, dtypes
 
 
 def by_parts(rule: Callable[..., Any], *values: int) -> Callable[..., Any]:
@@ -21,6 +22,32 @@ def by_parts(rule: Callable[..., Any], *values: int) -> Callable[..., Any]:
         return tuple(None if a is None else Complex(a, b) for a, b in zip(re, im, strict=True))
 
     return apply
+
+
+def with_number(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The number is argument 3. A real tensor takes a complex one that is real."""
+    of_parts = by_parts(rule, 3)
+
+    def apply(x: UOp | Complex, dim: int, index: UOp, value: Any) -> Any:
+        if isinstance(x, Complex):
+            return of_parts(x, dim, index, value)
+        return rule(x, dim, index, number_for_real(value, x.dtype))
+
+    return apply
+
+
+def number_for_real(given: Any, dtype: DType) -> Any:
+    """What a tensor of a real type takes for a number; where it cannot, the call has raised."""
+    if not isinstance(given, Complex):
+        return given
+    return Lifted(real_of(given, dtype if dtype == dtypes.bool else given.re.dtype), float)
+
+
+def real_of(x: Operand | Complex, dtype: DType) -> UOp:
+    """What is left of it in a type that is not complex: whether it is 0, or its real part."""
+    if not isinstance(x, Complex):
+        return as_uop(x, dtype)
+    return x.re.ne(0) | x.im.ne(0) if dtype == dtypes.bool else cast(x.re, dtype)
 
 
 def dtype_of_parts(args: Sequence[Any]) -> DType:

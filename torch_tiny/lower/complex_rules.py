@@ -17,14 +17,19 @@ from torch_tiny.lower.complex_math import (
     filled,
     is_zero,
 )
-from torch_tiny.lower.complex_parts import by_parts, dtype_of_parts, picked_parts
+from torch_tiny.lower.complex_parts import (
+    by_parts,
+    dtype_of_parts,
+    number_for_real,
+    picked_parts,
+    real_of,
+)
 from torch_tiny.lower.complex_value import PARTS, Complex, as_complex, part_dtype, promoted
-from torch_tiny.lower.conditions import require
 from torch_tiny.lower.elementwise import both
 from torch_tiny.lower.promote import Lifted, NoLowering, Operand, as_uop, cast
 from torch_tiny.lower.rule import Function, Results, Rule, Table
 from torch_tiny.lower.shapes import DTYPES, broadcast, cut, full, kept_shape, pad, total, wrap_dims
-from torch_tiny.uops import DType, UOp, call, dtypes
+from torch_tiny.uops import UOp, call, dtypes
 from torch_tiny.views import int_shape
 
 Given = Operand | Complex
@@ -123,20 +128,13 @@ def _to_copy(x: UOp | Complex, dtype: types.dtype | None, *_: Any) -> UOp | Comp
         return x
     if dtype in PARTS:
         return as_complex(x, DTYPES[PARTS[dtype]])
-    return _real(x, DTYPES[dtype])
-
-
-def _real(x: Given, dtype: DType) -> UOp:
-    """What is left of it in a type that is not complex: whether it is 0, or its real part."""
-    if not isinstance(x, Complex):
-        return as_uop(x, dtype)
-    return x.re.ne(0) | x.im.ne(0) if dtype == dtypes.bool else cast(x.re, dtype)
+    return real_of(x, DTYPES[dtype])
 
 
 def _copy(x: UOp | Complex, source: Given) -> UOp | Complex:
     if isinstance(x, Complex):
         return _copied(x, source)
-    return _real(source, x.dtype).expand(x.shape)
+    return real_of(source, x.dtype).expand(x.shape)
 
 
 def _copied(x: Complex, source: Given) -> Complex:
@@ -152,18 +150,9 @@ def _filled(name: str, fill: Callable[..., Complex]) -> Function:
     def apply(x: UOp | Complex, *args: Any) -> Any:
         if isinstance(x, Complex):
             return fill(x, *args)
-        return real(x, *(_for_real(given, x.dtype) for given in args))
+        return real(x, *(number_for_real(given, x.dtype) for given in args))
 
     return apply
-
-
-def _for_real(given: Any, dtype: DType) -> Any:
-    """A complex number among them, for a tensor of a real type."""
-    if not isinstance(given, Complex):
-        return given
-    if dtype != dtypes.bool:
-        require(given.im.eq(0))
-    return Lifted(_real(given, dtype if dtype == dtypes.bool else given.re.dtype), float)
 
 
 def _created(name: str, *values: int) -> Function:
@@ -176,7 +165,7 @@ def _created(name: str, *values: int) -> Function:
             is_like = isinstance(args[0], Complex) and 0 not in values
             first = args[0].re if is_like else args[0]
             dtype = DTYPES[asked[0]] if asked else first.dtype
-            return rule(*(_for_real(given, dtype) for given in (first, *args[1:])))
+            return rule(*(number_for_real(given, dtype) for given in (first, *args[1:])))
         if values:
             return by_parts(rule, *values)(*args)
         re = rule(*picked_parts(args, "re"))

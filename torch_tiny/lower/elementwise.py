@@ -28,6 +28,7 @@ from torch_tiny.lower.arithmetic import (
 )
 from torch_tiny.lower.promote import (
     HALVES,
+    LARGEST,
     Lifted,
     Number,
     Operand,
@@ -35,6 +36,7 @@ from torch_tiny.lower.promote import (
     cast,
     elementwise,
     elementwise_float,
+    filling,
     is_float,
     mapped,
     math_dtype,
@@ -135,7 +137,7 @@ def _sign(x: UOp) -> UOp:
 def nan_to_num(x: UOp, nan: Number | None, high: Number | None, low: Number | None) -> UOp:
     if not is_float(x.dtype):
         return x
-    top = _LARGEST[x.dtype]
+    top = LARGEST[x.dtype]
 
     def replaced(v: UOp) -> UOp:
         v2 = is_nan(v).where(as_uop(0.0 if nan is None else nan, v.dtype), v)
@@ -143,14 +145,6 @@ def nan_to_num(x: UOp, nan: Number | None, high: Number | None, low: Number | No
         return v.eq(-math.inf).where(as_uop(-top if low is None else low, v.dtype), v2)
 
     return elementwise(replaced, x)
-
-
-_LARGEST = {
-    dtypes.float16: 65504.0,
-    dtypes.bfloat16: 3.3895313892515355e38,
-    dtypes.float32: 3.4028234663852886e38,
-    dtypes.float64: 1.7976931348623157e308,
-}
 
 
 def _float_test(test: Unary, x: UOp) -> UOp:
@@ -328,7 +322,7 @@ TABLE: Table = {
     "fill.Scalar": lambda x, value: full_like(x, value),
     "fill.Tensor": lambda x, value: copy(x, value),
     "zero": lambda x: full_like(x, 0),
-    **both("masked_fill", lambda x, mask, value: mask.where(as_uop(value, x.dtype), x)),
+    **both("masked_fill", lambda x, mask, value: mask.where(filling(value, x.dtype), x)),
     "deg2rad": _float_unary(lambda x: x * (math.pi / 180)),
     "rad2deg": _float_unary(lambda x: x * (180 / math.pi)),
 }

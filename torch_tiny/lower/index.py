@@ -5,10 +5,19 @@ from functools import partial
 from typing import Any
 
 from torch_tiny.lower.arithmetic import add, maximum, minimum, signbit
-from torch_tiny.lower.complex_parts import by_parts
+from torch_tiny.lower.complex_parts import by_parts, with_number
 from torch_tiny.lower.conditions import require, require_index
 from torch_tiny.lower.pick import gathered, hits, kept, picked
-from torch_tiny.lower.promote import NoLowering, Number, Operand, as_uop, cast, is_float, math_dtype
+from torch_tiny.lower.promote import (
+    NoLowering,
+    Number,
+    Operand,
+    as_uop,
+    cast,
+    filling,
+    is_float,
+    math_dtype,
+)
 from torch_tiny.lower.reduce import amax, amin, cumsum
 from torch_tiny.lower.rule import Function, Rule, Table, heavy, rules
 from torch_tiny.lower.shapes import Shape, arange, full, full_like, positions, total, wrap_dim
@@ -278,7 +287,7 @@ def _index_fill(x: UOp, dim: int, index: UOp, value: Operand) -> UOp:
     if 0 in (*index.shape, n):
         return x
     hit = hits(index.reshape((1, -1)), 0, n).max((1,)).reshape((n, *(1,) * (x1.ndim - dim - 1)))
-    return hit.where(as_uop(value, x.dtype), x1).reshape(int_shape(x))
+    return hit.where(filling(value, x.dtype), x1).reshape(int_shape(x))
 
 
 def _index_select(x: UOp, dim: int, index: UOp) -> UOp:
@@ -333,7 +342,7 @@ TABLE: Table = {
     **rules(_READS, complex_of=by_parts),
     # Every place looks at all indices.
     **rules(_WRITES, heavy, by_parts),
-    **rules(_WRITES_OF_NUMBERS, heavy, lambda rule: by_parts(rule, 3)),
+    **rules(_WRITES_OF_NUMBERS, heavy, with_number),
     **rules(_OF_REAL, heavy),
     "index_add": Rule(index_add, cost=heavy),
 }

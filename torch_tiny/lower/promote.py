@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from torch_tiny.lower.conditions import require
 from torch_tiny.uops import DType, UOp, constant, dtypes
 
 
@@ -31,6 +32,12 @@ Operand = UOp | Number
 HALVES = (dtypes.float16, dtypes.bfloat16)
 _INTS = (dtypes.uint8, dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64)
 _FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
+LARGEST = {
+    dtypes.float16: 65504.0,
+    dtypes.bfloat16: 3.3895313892515355e38,
+    dtypes.float32: 3.4028234663852886e38,
+    dtypes.float64: 1.7976931348623157e308,
+}
 _RANK = {dtypes.bool: 0, **dict.fromkeys(_INTS, 1), **dict.fromkeys(_FLOATS, 2)}
 
 
@@ -104,6 +111,32 @@ def as_uop(operand: Operand, dtype: DType) -> UOp:
     if isinstance(operand, Lifted):
         return cast(operand.uop, dtype)
     return constant(wrapped(operand, dtype), dtype)
+
+
+def filling(operand: Operand, dtype: DType) -> UOp:
+    """A number that fills a tensor of this dtype: one out of its range is an error."""
+    if isinstance(operand, UOp) and dtypes.bool not in (operand.dtype, dtype):
+        low, high = _range_of(dtype)
+        least, most = _range_of(operand.dtype)
+        if not low <= least <= most <= high or is_float(operand.dtype) > is_float(dtype):
+            require(_is_within(operand, low, high, dtype))
+    return as_uop(operand, dtype)
+
+
+def _range_of(dtype: DType) -> tuple[int, int]:
+    top = int(LARGEST[dtype] if is_float(dtype) else dtype.max)
+    return (-top if is_float(dtype) else int(dtype.min)), top
+
+
+def _is_within(number: UOp, low: int, high: int, dtype: DType) -> UOp:
+    if not is_float(number.dtype):
+        wide = number.cast(dtypes.int64)
+        least = -high if low == 0 else low  # a negative number may wrap
+        return ((wide < least) | (wide > high)).logical_not()
+    x = number.cast(math_dtype(number.dtype))
+    outside = (x < float(low)) | (x > float(high))
+    outside = outside & (x * 0.0).eq(0) if is_float(dtype) else outside | x.ne(x)
+    return outside.logical_not()
 
 
 def cast(x: UOp, dtype: DType) -> UOp:

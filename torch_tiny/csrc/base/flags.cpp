@@ -10,6 +10,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/device.h"
+
 #if defined(__SSE__)
 #include <xmmintrin.h>
 #endif
@@ -335,12 +337,17 @@ c10::ScalarType default_type_now() {
   }
 }
 
-void default_type_was_set() {
+void default_type_was_set(c10::ScalarType type) {
+  if (in_bad_fork()) {
+    return;  // a thread that stayed behind may have the lock
+  }
   auto& state = replaced();
   std::lock_guard lock(state.mutex);
   if (state.depth != 0) {
     auto& usual = state.programs.usual;
-    usual = (usual & ~kDefaultType) | (usual_now() & kDefaultType);
+    usual = (usual & ~kDefaultType) | (static_cast<uint32_t>(type) << kDefaultTypeAt);
+  } else if (c10::get_default_dtype_as_scalartype() != type) {
+    c10::set_default_dtype(c10::scalarTypeToTypeMeta(type));  // a run has put back the old one
   }
 }
 

@@ -40,8 +40,8 @@ Flags flags_now(uint8_t asks);
 
 // PyTorch's default type, as the program has set it: what numbers and integer tensors make.
 c10::ScalarType default_type_now();
-// To be told, for then what a run has set meanwhile is not taken for the program's.
-void default_type_was_set();
+// To be told by the program, whatever a run has set meanwhile.
+void default_type_was_set(c10::ScalarType type);
 
 // Whether a run under these has to replace what the program has set. No other run may be underway
 // meanwhile: those switches are the whole process's.

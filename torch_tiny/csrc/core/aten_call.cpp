@@ -5,7 +5,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <unordered_map>
 
 #include "memory/storage.h"
 #include "random/generator.h"

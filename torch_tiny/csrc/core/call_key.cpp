@@ -1,8 +1,11 @@
 #include "core/call_key.h"
 
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
+#include <c10/util/overflows.h>
 
 #include <bit>
+#include <type_traits>
 
 #include "core/aten_call.h"
 #include "random/generator.h"
@@ -15,7 +18,31 @@ bool is_mask(const at::Tensor& index) {
       (index.scalar_type() == c10::kBool || index.scalar_type() == c10::kByte);
 }
 
+template <typename Number>
+bool can_be_converted(c10::ScalarType type, Number value) {
+  switch (type) {
+#define TINY_CASE(Cpp, Name)  \
+  case c10::ScalarType::Name: \
+    return std::is_same_v<Cpp, bool> || !c10::overflows<Cpp>(value);
+    AT_FORALL_SCALAR_TYPES_WITH_COMPLEX(TINY_CASE)
+    TINY_CASE(uint16_t, UInt16)
+    TINY_CASE(uint32_t, UInt32)
+    TINY_CASE(uint64_t, UInt64)
+#undef TINY_CASE
+    default:
+      return true;
+  }
+}
+
 }  // namespace
+
+bool can_hold(c10::ScalarType type, double value) {
+  return can_be_converted(type, value);
+}
+
+bool can_hold(c10::ScalarType type, c10::complex<double> value) {
+  return can_be_converted(type, value);
+}
 
 void CallKeyWriter::different_devices(c10::Device one, c10::Device other) const {
   TORCH_CHECK(
@@ -55,11 +82,21 @@ void CallKeyWriter::foreign_tensor(
 }
 
 void CallKeyWriter::argument(double value) {
-  out_.words.push_back(head(Tag::kDouble, float_class(value)));
+  out_.words.push_back(float_word(value, first_type(out_.tensors)));
   if (op_.floats_matter) {
     out_.words.push_back(std::bit_cast<uint64_t>(value));
   }
   out_.values.emplace_back(value);
+}
+
+void CallKeyWriter::complex_number(const c10::IValue& value) {
+  const auto number = value.toComplexDouble();
+  out_.words.push_back(head(Tag::kComplex, can_hold(first_type(out_.tensors), number) ? 0 : 1));
+  if (op_.floats_matter) {
+    out_.words.push_back(std::bit_cast<uint64_t>(number.real()));
+    out_.words.push_back(std::bit_cast<uint64_t>(number.imag()));
+  }
+  out_.values.push_back(value);
 }
 
 void CallKeyWriter::list(const c10::IValue& value) {
@@ -152,8 +189,7 @@ void CallKeyWriter::argument(const c10::IValue& value, bool generator) {
   } else if (value.isString()) {
     string(value.toStringRef());
   } else if (value.isComplexDouble()) {
-    out_.words.push_back(head(Tag::kComplex));
-    out_.values.push_back(value);
+    complex_number(value);
   } else if (value.isGenerator()) {
     out_.words.push_back(head(Tag::kGenerator));
     out_.values.emplace_back(out_.numbers = numbers_of(value.toGenerator()));

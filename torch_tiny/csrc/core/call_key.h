@@ -51,6 +51,22 @@ inline uint64_t float_class(double value) {
   return found == kKnown.end() ? 0 : static_cast<uint64_t>(found - kKnown.begin()) + 1;
 }
 
+// Whether converting to this type is allowed: a kernel that fills a tensor raises if not.
+bool can_hold(c10::ScalarType type, double value);
+bool can_hold(c10::ScalarType type, c10::complex<double> value);
+
+// The word of a float that comes with a call whose first tensor has this type. One that the type
+// cannot hold is a call of its own kind, which may raise.
+inline uint64_t float_word(double value, c10::ScalarType type) {
+  const bool is_small = value >= 0 && value <= std::numeric_limits<int8_t>::max();
+  const bool is_held = C10_LIKELY(is_small) || can_hold(type, value);
+  return head(Tag::kDouble, float_class(value) | (is_held ? 0 : uint64_t{1} << 8));
+}
+
+inline c10::ScalarType first_type(c10::ArrayRef<const at::Tensor*> tensors) {
+  return tensors.empty() ? c10::kDouble : tensors.front()->scalar_type();
+}
+
 // Strings are compared eight characters at a time.
 inline constexpr size_t kCharactersInWord = 8;
 inline uint64_t characters_word(std::string_view rest) {
@@ -100,6 +116,7 @@ class CallKeyWriter {
   void shape(const at::Tensor& tensor, Tag tag);
   void list(const c10::IValue& value);
   void scalar_list(const c10::IValue& value);
+  void complex_number(const c10::IValue& value);
   void string(std::string_view text);
   void device(c10::Device device);
   void add_overlaps();

@@ -3,6 +3,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty_strided.h>
 
+#include "core/arguments.h"
 #include "core/aten_call.h"
 #include "memory/storage.h"
 #include "random/generator.h"
@@ -17,23 +18,6 @@ class EagerCall {
 
   c10::IValue to_host(const c10::IValue& value, bool generator, bool written) {
     access_ = written ? Access::kWrite : Access::kRead;
-    if (value.isTensor()) {
-      return to_host(value.toTensor());
-    }
-    if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const auto& item : value.toListRef()) {
-        list.push_back(to_host(item.toTensor()));
-      }
-      return list;
-    }
-    if (value.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const auto& item : value.toListRef()) {
-        list.push_back(item.isTensor() ? std::optional(to_host(item.toTensor())) : std::nullopt);
-      }
-      return list;
-    }
     if (value.isDevice() && value.toDevice().type() == kTiny) {
       return host_;
     }
@@ -43,21 +27,11 @@ class EagerCall {
     if (generator && value.isNone()) {
       return numbers_of(device_);
     }
-    return value;
+    return map_tensors(value, [&](const at::Tensor& tensor) { return to_host(tensor); });
   }
 
   c10::IValue to_tiny(const c10::IValue& value) {
-    if (value.isTensor()) {
-      return to_tiny(value.toTensor());
-    }
-    if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const auto& item : value.toListRef()) {
-        list.push_back(to_tiny(item.toTensor()));
-      }
-      return list;
-    }
-    return value;
+    return map_tensors(value, [&](const at::Tensor& tensor) { return to_tiny(tensor); });
   }
 
   // An operator may have resized what it wrote to.

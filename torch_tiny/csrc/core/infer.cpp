@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "core/arguments.h"
 #include "core/aten_call.h"
 #include "core/lists.h"
 #include "memory/storage.h"
-#include "random/portable_random.h"
 
 namespace tiny {
 namespace {
@@ -125,6 +125,9 @@ c10::Stack call_on(
   if (op.portable != nullptr) {
     stack.resize(1);  // it fills its first argument
   } else if (device.is_meta()) {
+    if (op.generator >= 0) {
+      stack[op.generator] = {};  // not the numbers that were drawn for this call
+    }
     op.handle.callBoxed(stack);
   } else {
     call_aten(op, arguments.device, stack);
@@ -143,7 +146,7 @@ std::unique_ptr<Signature> infer(
     return nullptr;
   }
   auto signature = make_signature(op, given, arguments);
-  return infer_lists(*signature, given, arguments) ? std::move(signature) : nullptr;
+  return infer_lists(*signature, arguments) ? std::move(signature) : nullptr;
 }
 
 bool meta_agrees(const Signature& signature, const Arguments& arguments) {

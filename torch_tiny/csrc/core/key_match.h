@@ -67,7 +67,7 @@ class KeyMatch {
     return numbers.has_value() ? argument(*numbers) : next(head(Tag::kNone));
   }
   bool argument(double value) {
-    if (op_.floats_matter || !next(head(Tag::kDouble, float_class(value)))) {
+    if (op_.floats_matter || !next(float_word(value, first_type(tensors())))) {
       return false;
     }
     values_.emplace_back(value);

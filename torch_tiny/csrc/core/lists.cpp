@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/arguments.h"
 #include "core/aten_call.h"
 #include "core/infer.h"
 
@@ -16,98 +17,102 @@ bool look_alike(const at::Tensor& one, const at::Tensor& other) {
       one.is_conj() == other.is_conj() && one.is_neg() == other.is_neg();
 }
 
-// The tensors of a call at one place of its lists.
-class Places {
+// One place of lists of this length.
+class OnePlace {
  public:
-  explicit Places(c10::ArrayRef<c10::IValue> given) {
-    for (const auto& value : given) {
-      is_regular_ &= !value.isTensor() && !value.isOptionalTensorList();
-      if (value.isTensorList()) {
-        lists_.push_back(value.toListRef());
-        is_regular_ &= lists_.back().size() == lists_.front().size();
+  OnePlace(const Signature& signature, const Arguments& arguments, size_t length, size_t place)
+      : signature_(signature), arguments_(arguments), length_(length), place_(place) {}
+
+  bool looks_like(const OnePlace& other) const {
+    const auto& tensors = arguments_.tensors;
+    for (size_t list = 0; list < tensors.size(); list += length_) {
+      if (!look_alike(*tensors[list + place_], *tensors[list + other.place_])) {
+        return false;
       }
     }
+    return true;
   }
-
-  // 0 where the call takes more than lists of one length and numbers.
-  size_t count() const {
-    return is_regular_ && !lists_.empty() ? lists_.front().size() : 0;
-  }
-  bool look_alike(size_t place, size_t other) const {
-    return std::all_of(lists_.begin(), lists_.end(), [&](const auto& list) {
-      return tiny::look_alike(list[place].toTensor(), list[other].toTensor());
-    });
-  }
-  Arguments at(size_t place, c10::DeviceIndex device) const {
-    Arguments arguments;
-    arguments.device = device;
-    for (const auto& list : lists_) {
-      arguments.tensors.push_back(&list[place].toTensor());
+  c10::Stack run_with_made_up_data() const {
+    Arguments here;
+    here.device = arguments_.device;
+    for (size_t list = 0; list < arguments_.tensors.size(); list += length_) {
+      here.tensors.push_back(arguments_.tensors[list + place_]);
     }
-    return arguments;
+    const auto made_up = stand_ins(here, StandIns::kOnes);
+    const HostScope scope(here.device);
+    c10::Stack stack;
+    push_arguments(
+        stack,
+        signature_,
+        arguments_.values.data(),
+        [&](size_t i) { return made_up[i / length_]; },
+        host_device(here.device),
+        {place_, place_ + 1});
+    call_aten(*signature_.op, here.device, stack);
+    return stack;
   }
 
  private:
-  std::vector<c10::ArrayRef<c10::IValue>> lists_;
-  bool is_regular_ = true;
+  const Signature& signature_;
+  const Arguments& arguments_;
+  size_t length_;
+  size_t place_;
 };
-
-c10::Stack tried(
-    const Operator& op,
-    c10::ArrayRef<c10::IValue> given,
-    const Arguments& arguments,
-    size_t place) {
-  const auto made_up = stand_ins(arguments, StandIns::kOnes);
-  auto next = made_up.begin();
-  c10::Stack stack;
-  for (const auto& value : given) {
-    if (value.isTensorList()) {
-      stack.emplace_back(c10::List<at::Tensor>({*next++}));
-    } else {
-      stack.push_back(part_of(value, place, place + 1));
-    }
-  }
-  HostScope scope(arguments.device);
-  call_aten(op, arguments.device, stack);
-  return stack;
-}
 
 }  // namespace
 
-c10::IValue part_of(const c10::IValue& value, size_t begin, size_t end) {
-  if (!value.isList()) {
-    return value;
+size_t length_of(const Signature& signature, const c10::IValue* values) {
+  if (!signature.op->is_listwise) {
+    return 0;
   }
-  const auto whole = value.toList();
-  c10::impl::GenericList part(whole.elementType());
-  for (size_t k = begin; k < end; ++k) {
-    part.push_back(whole.get(k));
+  size_t length = 0;
+  bool is_regular = true;
+  const auto has_length = [&](size_t count) {
+    is_regular &= length == 0 || count == length;
+    length = count;
+  };
+  for_each_argument(signature, [&](const Token& token, c10::ArrayRef<Token> items) {
+    if (token.kind == Token::Kind::kTensorList) {
+      is_regular &= std::all_of(items.begin(), items.end(), [](const Token& item) {
+        return item.kind == Token::Kind::kTensor;
+      });
+      has_length(items.size());
+    } else if (token.kind == Token::Kind::kValue) {
+      if (values[token.place].isList()) {
+        has_length(values[token.place].toListRef().size());
+      }
+    } else {
+      is_regular &= token.kind == Token::Kind::kConstant && !token.constant.isList();
+    }
+  });
+  for (const auto size : signature.list_sizes) {
+    is_regular &= size == static_cast<int>(length);
   }
-  return part;
+  return is_regular ? length : 0;
 }
 
-bool infer_lists(
-    Signature& signature, c10::ArrayRef<c10::IValue> given, const Arguments& arguments) {
-  const Places places(given);
-  std::vector<size_t> different;
-  std::vector<size_t> like(places.count());  // which of the different ones
-  for (size_t k = 0; k < like.size(); ++k) {
-    const auto found = std::find_if(different.begin(), different.end(), [&](size_t other) {
-      return places.look_alike(k, other);
+bool infer_lists(Signature& signature, const Arguments& arguments) {
+  const auto length = length_of(signature, arguments.values.data());
+  std::vector<OnePlace> different;
+  std::vector<size_t> like(length);  // which of the different ones
+  for (size_t place = 0; place < length; ++place) {
+    const OnePlace here(signature, arguments, length, place);
+    const auto found = std::find_if(different.begin(), different.end(), [&](const auto& other) {
+      return here.looks_like(other);
     });
-    like[k] = found - different.begin();
+    like[place] = found - different.begin();
     if (found == different.end()) {
-      different.push_back(k);
+      different.push_back(here);
     }
   }
-  if (like.empty() ||
-      static_cast<double>(different.size()) > kMostOfWork * static_cast<double>(like.size())) {
+  if (length == 0 ||
+      static_cast<double>(different.size()) > kMostOfWork * static_cast<double>(length)) {
     return false;
   }
   std::vector<c10::Stack> results;
   try {
-    for (const auto k : different) {
-      results.push_back(tried(*signature.op, given, places.at(k, arguments.device), k));
+    for (const auto& place : different) {
+      results.push_back(place.run_with_made_up_data());
     }
   } catch (...) {
     return false;  // the call itself will raise in its own words

@@ -6,12 +6,12 @@
 
 namespace tiny {
 
-// The items of a list from one place to another; anything else is the same for all.
-c10::IValue part_of(const c10::IValue& value, size_t begin, size_t end);
+// The length of all lists that a call takes and returns. 0 if it takes anything else that is not
+// the same for all.
+size_t length_of(const Signature& signature, const c10::IValue* values);
 
 // What a call would return, from trying it with made-up data at places that look different. False
 // if that is not possible, or as much work as the call.
-bool infer_lists(
-    Signature& signature, c10::ArrayRef<c10::IValue> given, const Arguments& arguments);
+bool infer_lists(Signature& signature, const Arguments& arguments);
 
 }  // namespace tiny

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 
-#include "core/aten_call.h"
+#include "base/device.h"
 
 namespace tiny {
 namespace {
@@ -12,61 +13,69 @@ uint64_t hash_words(const Operator& op, c10::ArrayRef<uint64_t> words) {
   return tiny::hash_words(reinterpret_cast<uintptr_t>(&op), words);
 }
 
-struct Tokens {
-  Signature& signature;
+Spec spec_of(const at::Tensor& tensor) {
+  return {
+      at::DimVector(tensor.sizes()),
+      at::DimVector(tensor.strides()),
+      tensor.scalar_type(),
+      tensor.is_conj(),
+      tensor.is_neg()};
+}
 
-  void tensor(const at::Tensor& tensor) {
-    if (!tensor.defined()) {
-      signature.tokens.push_back({Token::Kind::kNoTensor});
-    } else if (tensor.device().type() == kTiny) {
-      signature.tokens.push_back({Token::Kind::kTensor});
-      signature.specs.push_back(
-          {at::DimVector(tensor.sizes()),
-           at::DimVector(tensor.strides()),
-           tensor.scalar_type(),
-           tensor.is_conj(),
-           tensor.is_neg()});
-    } else {
-      signature.tokens.push_back({Token::Kind::kValue});
-    }
-  }
+class Tokens {
+ public:
+  explicit Tokens(Signature& signature) : signature_(signature) {}
 
-  void argument(const c10::IValue& value, bool generator) {
+  void argument(const c10::IValue& value, bool generator, bool written) {
+    is_written_ = written;
     if (generator) {
-      signature.tokens.push_back({Token::Kind::kValue});
+      this->value();
     } else if (value.isTensor()) {
       tensor(value.toTensor());
     } else if (value.isTensorList() || value.isOptionalTensorList()) {
       const auto items = value.toListRef();
-      signature.tokens.push_back(
-          {value.isTensorList() ? Token::Kind::kTensorList : Token::Kind::kOptionalTensorList,
-           static_cast<uint32_t>(items.size())});
+      signature_.tokens.push_back(
+          {.kind =
+               value.isTensorList() ? Token::Kind::kTensorList : Token::Kind::kOptionalTensorList,
+           .count = static_cast<uint32_t>(items.size())});
       for (const auto& item : items) {
         tensor(item.isTensor() ? item.toTensor() : at::Tensor());
       }
     } else if (
         value.isDouble() || value.isComplexDouble() || value.isDoubleList() ||
         (value.isList() && !value.isIntList() && !value.isBoolList())) {
-      signature.tokens.push_back({Token::Kind::kValue});
+      this->value();
     } else {
-      signature.tokens.push_back({Token::Kind::kConstant, 0, value});
+      signature_.tokens.push_back({.kind = Token::Kind::kConstant, .constant = value});
     }
   }
+
+ private:
+  void tensor(const at::Tensor& tensor) {
+    if (!tensor.defined()) {
+      signature_.tokens.push_back({.kind = Token::Kind::kNoTensor});
+    } else if (tensor.device().type() == kTiny) {
+      const auto place = static_cast<uint32_t>(signature_.specs.size());
+      signature_.tokens.push_back({.kind = Token::Kind::kTensor, .place = place});
+      signature_.specs.push_back(spec_of(tensor));
+      signature_.writes.push_back(is_written_);
+    } else {
+      value();
+    }
+  }
+  void value() {
+    signature_.tokens.push_back({.kind = Token::Kind::kValue, .place = signature_.value_count++});
+  }
+
+  Signature& signature_;
+  bool is_written_ = false;
 };
 
 Result describe_result(const at::Tensor& tensor) {
   if (!tensor.defined()) {
     return {};
   }
-  return {
-      {at::DimVector(tensor.sizes()),
-       at::DimVector(tensor.strides()),
-       tensor.scalar_type(),
-       tensor.is_conj(),
-       tensor.is_neg()},
-      tensor.storage_offset(),
-      tensor.storage().nbytes(),
-      true};
+  return {spec_of(tensor), tensor.storage_offset(), tensor.storage().nbytes(), true};
 }
 
 bool is_plain(const at::Tensor& tensor) {
@@ -84,12 +93,9 @@ std::unique_ptr<Signature> make_signature(
   signature->op = &op;
   signature->draws_hidden = arguments.draws_hidden;
   signature->words.assign(arguments.words.begin(), arguments.words.end());
-  Tokens visitor{*signature};
+  Tokens tokens(*signature);
   for (size_t i = 0; i < stack.size(); ++i) {
-    visitor.argument(stack[i], op.takes_generator[i]);
-  }
-  for (const auto& token : signature->tokens) {
-    signature->value_count += token.kind == Token::Kind::kValue ? 1 : 0;
+    tokens.argument(stack[i], op.takes_generator[i], op.writes[i]);
   }
   return signature;
 }
@@ -187,24 +193,6 @@ void SignatureTable::keep(const std::unordered_set<const Signature*>& kept) {
     size_ += bucket.size();
   }
   std::erase_if(table_, [](const auto& entry) { return entry.second.empty(); });
-}
-
-std::vector<bool> written_tensors(const Signature& signature) {
-  std::vector<bool> writes;
-  size_t argument = 0;
-  for (size_t i = 0; i < signature.tokens.size(); ++i, ++argument) {
-    const auto& token = signature.tokens[i];
-    const bool is_list =
-        token.kind == Token::Kind::kTensorList || token.kind == Token::Kind::kOptionalTensorList;
-    const auto end = is_list ? i + token.count : i;
-    for (i = is_list ? i + 1 : i; i <= end; ++i) {
-      if (signature.tokens[i].kind == Token::Kind::kTensor) {
-        writes.push_back(signature.op->writes[argument]);
-      }
-    }
-    i = end;
-  }
-  return writes;
 }
 
 }  // namespace tiny

@@ -46,11 +46,12 @@ struct Token {
     kValue,     // comes with each call: floats, captured CPU tensors, generators
     kTensor,
     kNoTensor,
-    kTensorList,          // `count` tokens follow
-    kOptionalTensorList,  // likewise
+    kTensorList,
+    kOptionalTensorList,
   };
   Kind kind;
-  uint32_t count = 0;
+  uint32_t count = 0;  // of the tokens that follow and belong to it
+  uint32_t place = 0;  // of a tensor among the tiny ones of the call, of a value among its values
   c10::IValue constant;
 };
 
@@ -70,6 +71,7 @@ struct Signature {
   uint32_t value_count = 0;     // of the tokens that are values
   bool draws_hidden = false;    // from a generator that it is not given
   std::vector<Spec> specs;      // per tiny tensor, in order
+  std::vector<bool> writes;     // likewise: whether the call writes it
   std::vector<Result> results;  // per fresh tensor, in order
   std::vector<uint32_t> grown;  // tensors that come empty, as out=, and get the sizes of their spec
   static constexpr int kTensor = -1;
@@ -103,9 +105,6 @@ std::unique_ptr<Signature> make_signature(
 // Fills in what the results of a run look like. False if they are not ordinary tensors. Attention
 // on CUDA returns the seed of its dropout on the CPU: without dropout nobody reads it.
 bool describe_results(Signature& signature, c10::ArrayRef<c10::IValue> returned);
-
-// Which of the tensors among the arguments are written.
-std::vector<bool> written_tensors(const Signature& signature);
 
 // All signatures seen on a device. Guarded by its owner.
 class SignatureTable {

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "core/arguments.h"
 #include "core/call_key.h"
 
 namespace tiny {
@@ -65,13 +66,13 @@ class CallWriter {
     write_.text(signature_.op->name);
     write_.raw(",\"args\":[");
     bool first = true;
-    while (token_ < signature_.tokens.size()) {
+    for_each_argument(signature_, [&](const Token& token, c10::ArrayRef<Token> items) {
       if (!first) {
         write_.raw(",");
       }
       first = false;
-      argument();
-    }
+      argument(token, items);
+    });
     write_.raw("],\"fresh\":");
     write_.number(call_.first_fresh);
     write_.raw(",\"results\":");
@@ -107,13 +108,12 @@ class CallWriter {
     write_.raw("]");
   }
 
-  void argument() {
-    const auto& token = signature_.tokens[token_++];
+  void argument(const Token& token, c10::ArrayRef<Token> items) {
     switch (token.kind) {
       case Token::Kind::kTensor:
-        return tensor();
+        return tensor(token.place);
       case Token::Kind::kValue:
-        return value();
+        return value(token.place);
       case Token::Kind::kNoTensor:
         return write_.raw("null");
       case Token::Kind::kConstant:
@@ -121,17 +121,17 @@ class CallWriter {
       case Token::Kind::kTensorList:
       case Token::Kind::kOptionalTensorList:
         write_.raw("[\"l\"");
-        for (uint32_t i = 0; i < token.count; ++i) {
+        for (const auto& item : items) {
           write_.raw(",");
-          argument();
+          argument(item, {});
         }
         return write_.raw("]");
     }
   }
 
-  void tensor() {
-    const auto& spec = signature_.specs[tensor_];
-    const auto& use = trace_.uses[call_.first_use + tensor_++];
+  void tensor(uint32_t place) {
+    const auto& spec = signature_.specs[place];
+    const auto& use = trace_.uses[call_.first_use + place];
     write_.raw("[\"t\",");
     write_.number(use.slot);
     write_.raw(",");
@@ -153,8 +153,7 @@ class CallWriter {
     }
   }
 
-  void value() {
-    const auto index = value_++;
+  void value(uint32_t index) {
     const auto& value = trace_.values[call_.first_value + index];
     if (value.isComplexDouble()) {
       write_.raw("[\"z\",");
@@ -221,9 +220,6 @@ class CallWriter {
   const Trace& trace_;
   const Call& call_;
   const Signature& signature_;
-  size_t token_ = 0;
-  size_t tensor_ = 0;
-  size_t value_ = 0;
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <torch/library.h>
 
+#include "core/arguments.h"
 #include "core/aten_call.h"
 #include "core/call_key.h"
 #include "core/infer.h"
@@ -113,15 +114,7 @@ void record_view(Operator& op, Queue& queue, c10::Stack* stack, const Arguments&
   };
   c10::SmallVector<c10::IValue, 2> results;
   for (const auto& value : viewed) {
-    if (value.isTensor()) {
-      results.emplace_back(alias(value.toTensor()));
-    } else {
-      c10::List<at::Tensor> list;
-      for (const auto& item : value.toListRef()) {
-        list.push_back(alias(item.toTensor()));
-      }
-      results.emplace_back(std::move(list));
-    }
+    results.push_back(map_tensors(value, alias));
   }
   replace(stack, count, results);
 }

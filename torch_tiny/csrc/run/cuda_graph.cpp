@@ -149,28 +149,6 @@ bool is_settled(const Plan& plan) {
       regions.begin(), regions.end(), [](const Region& one) { return one.code->choice.decided(); });
 }
 
-// Calls `visit` with the number of each tensor among the arguments that the call writes.
-template <typename Visit>
-void for_each_written(const Signature& signature, const Visit& visit) {
-  size_t tensor = 0, argument = 0;
-  for (size_t i = 0; i < signature.tokens.size(); ++i, ++argument) {
-    const auto& token = signature.tokens[i];
-    const bool is_written = signature.op->writes[argument];
-    const bool is_list =
-        token.kind == Token::Kind::kTensorList || token.kind == Token::Kind::kOptionalTensorList;
-    const auto end = is_list ? i + 1 + token.count : i + 1;
-    for (auto k = is_list ? i + 1 : i; k < end; ++k) {
-      if (signature.tokens[k].kind == Token::Kind::kTensor) {
-        if (is_written) {
-          visit(tensor);
-        }
-        ++tensor;
-      }
-    }
-    i = end - 1;
-  }
-}
-
 std::vector<bool> fresh_slots(const Trace& trace) {
   std::vector<bool> fresh(trace.slots.size(), false);
   for (const auto& call : trace.calls) {
@@ -184,9 +162,12 @@ std::vector<bool> fresh_slots(const Trace& trace) {
 std::vector<bool> written_slots(const Trace& trace) {
   std::vector<bool> written(trace.slots.size(), false);
   for (const auto& call : trace.calls) {
-    for_each_written(*call.signature, [&](size_t tensor) {
-      written[trace.uses[call.first_use + tensor].slot] = true;
-    });
+    const auto& writes = call.signature->writes;
+    for (size_t i = 0; i < writes.size(); ++i) {
+      if (writes[i]) {
+        written[trace.uses[call.first_use + i].slot] = true;
+      }
+    }
   }
   return written;
 }

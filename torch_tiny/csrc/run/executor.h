@@ -25,6 +25,14 @@ class Executor {
   // What was recorded so far, if anything was. For any thread.
   std::optional<Batch> take(const char* reason);
 
+  // Whether a thread may run what was recorded while the program goes on. On the CPU its kernels
+  // would compete with the program for its cores.
+  const bool may_have_thread;
+  // Before that the thread would only set up libraries that the program's own has set up already.
+  bool has_repeated() const {
+    return has_repeated_.load();
+  }
+
   // The rest is for who has the right to run.
 
   // However it ends, what the trace should have made has a value or raises why it has none.
@@ -35,14 +43,6 @@ class Executor {
   bool install(uint64_t plan, std::shared_ptr<Compiled> compiled);
   void for_each_plan(c10::function_ref<void(const Plan&)> visit) const {
     plans_.for_each(visit);
-  }
-
-  // Whether a thread may run what was recorded while the program goes on. On the CPU its kernels
-  // would compete with the program for its cores.
-  const bool may_have_thread;
-  // Before that the thread would only set up libraries that the program's own has set up already.
-  bool has_repeated() const {
-    return has_repeated_.load();
   }
 
   static constexpr uint64_t kHot = 2;  // runs of a plan after which it is worth compiling

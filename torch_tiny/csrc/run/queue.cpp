@@ -191,8 +191,16 @@ void run_trace_soon(c10::DeviceIndex index, const char* reason) {
 }
 
 void run_everything(const char* reason) noexcept {
+  if (in_bad_fork()) {
+    return;
+  }
+  const bool is_inside = Running::are_any_mine();
   for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
-    Queue::of(index).run_and_keep_failure(reason);
+    auto& queue = Queue::of(index);
+    // Who runs on another device may be waiting for this one.
+    if (!is_inside || queue.is_running_here()) {
+      queue.run_and_keep_failure(reason);
+    }
   }
 }
 

@@ -3,17 +3,13 @@
 
 #include <c10/util/FunctionRef.h>
 
-#include <c10/core/Stream.h>
-
 #include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <thread>
-#include <utility>
 
 #include "run/executor.h"
 #include "run/running.h"
@@ -45,6 +41,9 @@ class Queue {
 
   // Whether all that was recorded has run. Waits for nothing.
   bool is_idle();
+  bool is_running_here() const {
+    return running_.is_mine();
+  }
 
   // Whether a call recorded here is the first of a backward pass, or the first after one: places
   // where a thread of its own is given what was recorded so far.
@@ -111,7 +110,8 @@ class Queue {
 
 void run_trace(c10::DeviceIndex index, const char* reason);
 void run_trace_soon(c10::DeviceIndex index, const char* reason);
-// On all devices; whoever runs next on one hears of an error there.
+// On all devices, or on those that this thread is running on; whoever runs next on one hears of an
+// error there.
 void run_everything(const char* reason) noexcept;
 
 }  // namespace tiny

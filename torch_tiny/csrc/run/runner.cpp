@@ -5,6 +5,8 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/record_function.h>
 
+#include <bit>
+
 #include "base/mode.h"
 #include "base/troubles.h"
 #include "core/aten_call.h"
@@ -102,7 +104,7 @@ void Runner::fail_all(const std::string& why) {
   const auto error = std::make_exception_ptr(
       c10::Error({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, why));
   for (const auto& call : trace_.calls) {
-    const auto writes = written_tensors(*call.signature);
+    const auto& writes = call.signature->writes;
     for (size_t i = 0; i < writes.size(); ++i) {
       auto& storage = trace_.slots[trace_.uses[call.first_use + i].slot];
       if (writes[i] && storage) {
@@ -126,14 +128,12 @@ void Runner::run_steps(Compiled& compiled) {
   }
 }
 
-// All of a call, or from one place in its lists to another.
-void Runner::run_one(const Call& call, size_t first, size_t last) {
-  const bool is_whole = last == kAll;
-  if (auto failed = is_whole || failure != nullptr ? failed_input(call) : nullptr) {
+void Runner::run_one(const Call& call, Part part) {
+  if (auto failed = part.is_whole() || failure != nullptr ? failed_input(call) : nullptr) {
     return fail(call, failed);
   }
   try {
-    is_whole ? run_call(call) : run_part(call, first, last);
+    run_call(call, part);
   } catch (c10::Error& error) {
     add_context(error, *call.signature->op, text_of(call.where));
     fail(call, current_failure());
@@ -334,35 +334,33 @@ bool Runner::has_failed(const Region& region) const {
   return false;
 }
 
-Runner::Number& Runner::new_number() {
-  if (!numbers_.has_value()) {
-    numbers_.emplace();
-  }
-  return numbers_->emplace_back();
+void* Runner::pointer(const RegionBuffer& buffer) {
+  return buffer.is_slot ? static_cast<char*>(memory_of(buffer.slot).mutable_data()) + buffer.offset
+                        : const_cast<char*>(number(buffer).data());
 }
 
-void* Runner::pointer(const RegionBuffer& buffer) {
-  if (buffer.is_slot) {
-    return static_cast<char*>(memory_of(buffer.slot).mutable_data()) + buffer.offset;
-  }
+// The bytes of a number that came with a call.
+std::string_view Runner::number(const RegionBuffer& buffer) {
+  const auto kept = [&](const auto& number) {
+    const auto& word = numbers_.emplace_front(std::bit_cast<uint64_t>(number));
+    return std::string_view(reinterpret_cast<const char*>(&word), sizeof(word));
+  };
+  const auto bytes_of = [](const at::Tensor& tensor, size_t item, size_t size) {
+    return std::string_view(static_cast<const char*>(tensor.const_data_ptr()) + item * size, size);
+  };
   const auto& given = trace_.values[trace_.calls[buffer.call].first_value + buffer.value];
   if (given.isComplexDouble()) {
     const auto complex = given.toComplexDouble();
-    auto& part = new_number();
-    part.real = buffer.item == 0 ? complex.real() : complex.imag();
-    return &part;
+    return kept(buffer.item == 0 ? complex.real() : complex.imag());
   }
   if (given.isTensor() && given.toTensor().is_complex()) {
-    const auto size = given.toTensor().element_size() / 2;
-    return static_cast<char*>(given.toTensor().mutable_data_ptr()) + buffer.item * size;
+    return bytes_of(given.toTensor(), buffer.item, given.toTensor().element_size() / 2);
   }
   const auto value = buffer.item < 0 ? given : given.toList().get(buffer.item);
-  if (!value.isTensor()) {
-    auto& number = new_number();
-    value.isDouble() ? void(number.real = value.toDouble()) : void(number.whole = value.toInt());
-    return &number;
+  if (value.isTensor()) {
+    return bytes_of(value.toTensor(), 0, value.toTensor().element_size());
   }
-  return value.toTensor().mutable_data_ptr();
+  return value.isDouble() ? kept(value.toDouble()) : kept(value.toInt());
 }
 
 c10::Storage Runner::memory_of(uint32_t slot) {
@@ -383,9 +381,8 @@ const at::Tensor& Runner::stand_in(const Use& use, const Spec& spec, Access acce
   return state.tensor;
 }
 
-void Runner::run_call(const Call& call) {
+void Runner::run_call(const Call& call, Part part) {
   const auto& signature = *call.signature;
-  const auto writes = is_portable_ ? written_tensors(signature) : std::vector<bool>();
   if (C10_UNLIKELY(is_portable_) && !is_raising_ && !is_transfer(signature)) {
     for (const auto& result : signature.results) {
       tiny::memory_of(device_).check(device_, result.nbytes);
@@ -398,11 +395,12 @@ void Runner::run_call(const Call& call) {
       signature,
       trace_.values.data() + call.first_value,
       [&](size_t i) -> const at::Tensor& {
-        const bool reads = is_portable_ && !writes[i];
+        const bool reads = is_portable_ && !signature.writes[i];
         const auto access = reads ? Access::kRead : Access::kWrite;
         return stand_in(trace_.uses[call.first_use + i], signature.specs[i], access);
       },
-      host_);
+      host_,
+      part);
   if (C10_UNLIKELY(signature.draws_hidden && has_portable_numbers(device_))) {
     const HiddenNumbers numbers(trace_.values[call.first_value + signature.value_count]);
     call_aten(*signature.op, device_, stack_);
@@ -419,9 +417,11 @@ void Runner::run_call(const Call& call) {
     if (signature.list_sizes[i] == Signature::kTensor) {
       take_result(call, next++, stack_[i].toTensor());
     } else {
-      for (const auto& tensor : stack_[i].toTensorVector()) {
-        take_result(call, next++, tensor);
+      auto place = next + part.first;
+      for (auto& tensor : stack_[i].toTensorVector()) {
+        take_result(call, place++, std::move(tensor));
       }
+      next += signature.list_sizes[i];
     }
   }
   stack_.clear();  // not before: results that share memory are told by each other

@@ -3,12 +3,13 @@
 
 #include <ATen/core/stack.h>
 
-#include <deque>
 #include <exception>
-#include <optional>
+#include <forward_list>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "core/arguments.h"
 #include "plan/plan.h"
 
 namespace tiny {
@@ -28,8 +29,6 @@ class Runner {
   uint64_t products = 0;  // by oneDNN in place of the operator
 
  private:
-  static constexpr size_t kAll = SIZE_MAX;
-
   // What a slot holds while its trace runs.
   struct SlotState {
     at::Tensor tensor;  // the last stand-in that was made; usually the next call wants the same
@@ -40,29 +39,24 @@ class Runner {
   };
 
   void run_steps(Compiled& compiled);
-  void run_one(const Call& call, size_t first = 0, size_t last = kAll);
-  void run_call(const Call& call);
+  // All of a call, or a part of its lists.
+  void run_one(const Call& call, Part part = {});
+  void run_call(const Call& call, Part part);
   // See runner_lists.cpp.
   size_t lists_end(size_t begin);
   void run_lists(size_t begin, size_t end);
-  void run_part(const Call& call, size_t first, size_t last);
   void run_region(Region& region);
   void run_kernels_of(const Region& region);
   bool run_compiled(const Region& region);
   void run_refused(const Region& region);
   void run_portable(const Region& region);
   void run_on_host(const Region& region, const std::exception_ptr& why, size_t nbytes);
-  std::string number(const RegionBuffer& buffer) const;
   void run_calls(const Region& region);
   void validate(const Region& region);
   void release(uint32_t slot);
   bool has_failed(const Region& region) const;
-  union Number {
-    double real;
-    int64_t whole;
-  };
-  Number& new_number();
   void* pointer(const RegionBuffer& buffer);
+  std::string_view number(const RegionBuffer& buffer);
   c10::Storage memory_of(uint32_t slot);
   const at::Tensor& stand_in(const Use& use, const Spec& spec, Access access = Access::kWrite);
   void take_result(const Call& call, size_t index, at::Tensor tensor);
@@ -81,7 +75,7 @@ class Runner {
   std::vector<SlotState> states_;
   std::vector<uint32_t> place_;  // of slots in the lists of some calls
   c10::Stack stack_;
-  std::optional<std::deque<Number>> numbers_;  // that kernels read; their addresses stay
+  std::forward_list<uint64_t> numbers_;  // that kernels read; their addresses stay
 };
 
 }  // namespace tiny

@@ -24,7 +24,7 @@ void Runner::run_portable(const Region& region) {
         auto& storage = *trace_.slots[buffer.slot];
         buffers.push_back(buffer.is_read ? storage.buffer() : storage.home());
       } else {
-        numbers.push_back(number(buffer));
+        numbers.emplace_back(number(buffer));
       }
     }
     const auto written =
@@ -63,7 +63,7 @@ void Runner::run_on_host(const Region& region, const std::exception_ptr& why, si
     bool is_cause = std::any_of(results.begin(), results.end(), [&](const Result& result) {
       return result.defined && result.nbytes >= nbytes;
     });
-    const auto writes = written_tensors(*call.signature);
+    const auto& writes = call.signature->writes;
     for (size_t i = 0; i < writes.size(); ++i) {
       auto& storage = *trace_.slots[trace_.uses[call.first_use + i].slot];
       if (writes[i] && storage.nbytes() >= nbytes) {
@@ -74,34 +74,6 @@ void Runner::run_on_host(const Region& region, const std::exception_ptr& why, si
     is_cause ? fail(call, why) : run_one(call);
   }
   is_raising_ = false;
-}
-
-// The bytes of a number that came with a call.
-std::string Runner::number(const RegionBuffer& buffer) const {
-  const auto& given = trace_.values[trace_.calls[buffer.call].first_value + buffer.value];
-  auto bytes = [](const auto& one) {
-    return std::string(reinterpret_cast<const char*>(&one), sizeof(one));
-  };
-  if (given.isComplexDouble()) {
-    const auto complex = given.toComplexDouble();
-    return bytes(buffer.item == 0 ? complex.real() : complex.imag());
-  }
-  if (given.isTensor() && given.toTensor().is_complex()) {
-    const auto size = given.toTensor().element_size() / 2;
-    const auto* data = static_cast<const char*>(given.toTensor().const_data_ptr());
-    return std::string(data + buffer.item * size, static_cast<size_t>(size));
-  }
-  const auto value = buffer.item < 0 ? given : given.toList().get(buffer.item);
-  if (value.isDouble()) {
-    return bytes(value.toDouble());
-  }
-  if (!value.isTensor()) {
-    return bytes(value.toInt());
-  }
-  const auto& tensor = value.toTensor();
-  return std::string(
-      static_cast<const char*>(tensor.const_data_ptr()),
-      static_cast<size_t>(tensor.element_size()));
 }
 
 }  // namespace tiny
