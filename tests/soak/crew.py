@@ -11,7 +11,7 @@ from collections import Counter
 from .health import Held, held
 from .player import Difference, Player
 from .settings import THREADS
-from .shared import bin_of_tensors
+from .shared import bin_of_tensors, roundings
 
 PATIENCE = 300.0
 """Seconds without an end of anything after which a thread hangs."""
@@ -91,7 +91,8 @@ class Crew:
             self._gate.wait()
         except threading.BrokenBarrierError:
             return
-        done = ", ".join(f"{n} {what}" for what, n in sorted(self.counts.items()))
+        counts = self.counts | {"differences of rounding": len(roundings)}
+        done = ", ".join(f"{n} {what}" for what, n in sorted(counts.items()))
         spent = time.monotonic() - begin
         print(f"{spent:.0f} s: {self.weights[-1]}; {done}", flush=True)
 

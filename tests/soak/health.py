@@ -89,7 +89,7 @@ def processes(mark: str) -> list[str]:
 
 def _bytes_of_worker() -> int:
     assert service.engine is not None
-    with suppress(OSError):  # replaced meanwhile
+    with suppress(OSError, LookupError):  # replaced meanwhile
         return sum(map(_anonymous_bytes, service.engine.workers.pids))
     return 0
 
@@ -98,7 +98,7 @@ def _anonymous_bytes(process: int | str) -> int:
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) << 10
-    raise RuntimeError("this system does not tell what memory is a process's own")
+    raise LookupError("this system does not tell what memory is a process's own")
 
 
 def _open_files() -> Iterator[str]:

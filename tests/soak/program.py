@@ -17,7 +17,7 @@ from programs.lockstep import indices, seeded
 from programs.rounding import hangs_on_rounding
 
 from .job import Turn
-from .shared import bin_of_tensors, host_numbers, seed_of
+from .shared import bin_of_tensors, host_numbers, roundings, seed_of
 
 _TAKES_STORAGE = re.compile(r"\.set_\((t\d+)\.untyped_storage\(\), (\d+), \((\d+),\)")
 _SEEDS = 100  # a generated program has inputs of seeds below
@@ -27,6 +27,7 @@ class Program:
     def __init__(self) -> None:
         self.is_quiet = False
         self._lines: list[str] = []
+        self._was_rounding = False
 
     def make(self, numbers: Random, turn: Turn) -> None:
         while _keeps_tensors(numbers):  # which would look as if the device kept them
@@ -60,6 +61,10 @@ class Program:
             with host_numbers(0):
                 if not hangs_on_rounding(self._lines, difference, partial(_variables, turn.inputs)):
                     raise
+            if not self._was_rounding:
+                print(f"a rounding, as the CPU's own: {difference}\n{self.text()}", flush=True)
+            self._was_rounding = True
+            roundings.append(turn.inputs)
 
 
 class _Step(LockStep):

@@ -18,6 +18,9 @@ _numbers = threading.RLock()
 bin_of_tensors: deque[Any] = deque()
 """What is put here is dropped by another thread, at any time."""
 
+roundings: deque[int] = deque()
+"""The inputs of each play that differed as the CPU does from itself."""
+
 
 @contextmanager
 def host_numbers(seed: int) -> Iterator[None]:
