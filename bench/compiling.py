@@ -18,6 +18,7 @@ another process begins with what the first one left on disk. Told are
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -110,7 +111,7 @@ def measured(name: str) -> dict[str, Any]:
 def _beside(busy: list[int], compiling: list[float], idle: list[float]) -> float:
     both = [i for i in busy if i < len(idle)]
     if not both:
-        return 1.0
+        return math.nan  # nothing was compiled beside a step of both
     return statistics.median(compiling[i] for i in both) / statistics.median(idle[i] for i in both)
 
 

@@ -63,7 +63,10 @@ def main() -> int:
     reports.mkdir()
     path = os.pathsep.join(filter(None, (str(tree), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, **settings(args.sanitizer, reports), "PYTHONPATH": path}
-    failed = run(["-m", "pytest", "-p", "no:cacheprovider", *(options or TESTS)], tree, environment)
+    failed = not checks_locks(tree, environment)
+    failed |= run(
+        ["-m", "pytest", "-p", "no:cacheprovider", *(options or TESTS)], tree, environment
+    )
     if args.minutes:
         soak = ["-m", "tests.soak", "--minutes", str(args.minutes), "--unweighed"]
         failed |= run(soak, tree, environment)
@@ -71,6 +74,16 @@ def main() -> int:
     print(*found, sep="\n")
     print(f"{len(found)} processes with findings of the {args.sanitizer} sanitizer")
     return 1 if failed or found else 0
+
+
+def checks_locks(tree: Path, environment: dict[str, str]) -> bool:
+    """Whether the core ends a thread that waits for a lock while it holds the GIL."""
+    fault = [sys.executable, "-c", "from torch_tiny import _C; _C.wait_with_the_gil()"]
+    done = subprocess.run(fault, cwd=tree, env=environment, capture_output=True, text=True)
+    is_told = "who holds the GIL waits for Running" in done.stderr
+    if not is_told:
+        print("the order of locks is not checked:", done.stderr)
+    return is_told
 
 
 def findings(report: Path) -> str:

@@ -97,7 +97,6 @@ KINDS: tuple[Callable[[str], Lists], ...] = (
     *(_plain, _in_one_block, _channels_last, _in_two_orders, _with_steps, _of_several_types),
     _empty_ones,
 )
-SHARED = (_the_same_twice, _over_each_other)
 IN_ORDER = only_on_cpu_memory("on a GPU tensors of a list that share memory have no order")
 
 

@@ -4,6 +4,7 @@
 
 #include "base/cgroup.h"
 #include "base/device.h"
+#include "base/lock_order.h"
 #include "core/operator.h"
 #include "memory/allocator.h"
 #include "memory/kind.h"
@@ -257,6 +258,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("current_device", &current_device);
   m.def("set_device", &set_device);
   m.def("exchange_device", &exchange_device);
+  if constexpr (kChecksLocks) {
+    m.def("wait_with_the_gil", [] { Ordered<Rank::kRunning>().lock(); });
+  }
   m.def("device_host", [](c10::DeviceIndex index) { return device_name(index); });
   def_running(
       m, "run_everything", [](const std::string& reason) { run_everything(for_ever(reason)); });
