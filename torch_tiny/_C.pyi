@@ -1,6 +1,6 @@
 """The C++ core: devices, the recorder, the trace and its runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
 from torch import Generator, Tensor, UntypedStorage, dtype
@@ -53,8 +53,11 @@ class Metrics(TypedDict):
     traffic: list[Traffic]
     fallbacks: list[Cause]
 
-def init(hosts: list[str], numbers: str, /) -> None:
-    """Make tiny:i live in the memory of hosts[i] ("cpu", "cuda:0")."""
+def init(hosts: list[str], numbers: str, traits: Mapping[str, Sequence[str]], /) -> None:
+    """Make tiny:i live in the memory of hosts[i] ("cpu", "cuda:0").
+
+    traits: what is true of operators, and the patterns of their names.
+    """
 
 def add_library_folder(folder: str, /) -> None:
     """Frames of files below `folder` are not the user's when a line is to be named."""

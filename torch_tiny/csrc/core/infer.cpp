@@ -11,8 +11,7 @@
 namespace tiny {
 namespace {
 
-constexpr size_t kMostRehearsed = size_t{4} << 20;         // bytes of a call
-constexpr const char* kSegments = "aten::segment_reduce";  // made-up lengths do not add up
+constexpr size_t kMostRehearsed = size_t{4} << 20;  // bytes of a call
 
 c10::Storage meta_storage(size_t nbytes) {
   return c10::Storage(
@@ -71,8 +70,7 @@ std::unique_ptr<Signature> tried(
 std::unique_ptr<Signature> infer_portable(
     Operator& op, c10::ArrayRef<c10::IValue> given, const Arguments& arguments) {
   const bool is_small = op.builtin && !arguments.draws_hidden && op.generator < 0 &&
-      !arguments.tensors.empty() && rough_bytes(arguments) <= kMostRehearsed &&
-      op.name != kSegments;
+      !arguments.tensors.empty() && rough_bytes(arguments) <= kMostRehearsed && !op.needs_real_data;
   auto signature = tried(op, given, arguments, is_small ? StandIns::kOnes : StandIns::kMeta);
   if (signature == nullptr && is_small) {
     signature = tried(op, given, arguments, StandIns::kZeros);  // an index into anything

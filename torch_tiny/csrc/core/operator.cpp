@@ -13,21 +13,38 @@
 namespace tiny {
 namespace {
 
-// Parts of the names of operators behind which are libraries of matrix products and networks.
-constexpr std::array<std::string_view, 21> kOfLibraries = {
-    "mm",       "mv",      "dot",  "matmul", "einsum",   "linear",       "attention",
-    "conv",     "lstm",    "gru",  "rnn",    "cdist",    "linalg",       "solve",
-    "cholesky", "inverse", "pool", "_norm",  "ctc_loss", "grid_sampler", "transformer"};
+using Trait = bool Operator::*;
 
-// Networks that choose an attention inside of their kernel.
-constexpr std::array<std::string_view, 2> kWithAttention = {
-    "aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"};
+const std::unordered_map<std::string_view, Trait> kTraits{
+    {"is_listwise", &Operator::is_listwise},
+    {"takes_cpu_tensors", &Operator::takes_cpu_tensors},
+    {"chooses_by_device", &Operator::chooses_by_device},
+    {"is_sized_by_data", &Operator::is_sized_by_data},
+    {"is_sized_by_shapes", &Operator::is_sized_by_shapes},
+    {"needs_real_data", &Operator::needs_real_data},
+    {"asks_grad_mode", &Operator::asks_grad_mode},
+    {"warns_in_vain", &Operator::warns_in_vain},
+    {"asks_products", &Operator::asks_products},
+    {"asks_attention", &Operator::asks_attention},
+    {"waits_for_device", &Operator::waits_for_device},
+    {"multiplies", &Operator::multiplies},
+    {"adds_product", &Operator::adds_product},
+};
 
-template <typename Names>
-bool has_part(const Names& parts, std::string_view name) {
-  return std::any_of(parts.begin(), parts.end(), [&](std::string_view part) {
-    return name.find(part) != std::string_view::npos;
-  });
+std::vector<std::pair<std::string, Trait>>& told() {
+  static auto* patterns = new std::vector<std::pair<std::string, Trait>>;
+  return *patterns;
+}
+
+bool fits(std::string_view pattern, std::string_view name) {
+  const bool begins = !pattern.starts_with('*'), ends = !pattern.ends_with('*');
+  pattern.remove_prefix(begins ? 0 : 1);
+  pattern.remove_suffix(ends ? 0 : 1);
+  if (!begins && !ends) {
+    return name.find(pattern) != std::string_view::npos;
+  }
+  return (!begins || name.starts_with(pattern)) && (!ends || name.ends_with(pattern)) &&
+      (!begins || !ends || name.size() == pattern.size());
 }
 
 struct Table {
@@ -138,32 +155,33 @@ Operator::Operator(const c10::OperatorHandle& op)
       kind = Kind::kView;
     }
   }
+  builtin = is_builtin(name);
+  for (const auto& [pattern, trait] : told()) {
+    this->*trait |= fits(pattern, name);
+  }
   masks_matter = op.hasTag(at::Tag::dynamic_output_shape) && takes_indices;
-  // Least squares come here with the one driver whose results are always as large. torch 2.11 does
-  // not say it of _unique, which the second derivative of trace calls.
-  const bool told_by_data =
-      (op.hasTag(at::Tag::dynamic_output_shape) && name != "aten::linalg_lstsq") ||
-      name == "aten::_unique";
-  if (op.hasTag(at::Tag::data_dependent_output) || (told_by_data && !masks_matter)) {
+  is_sized_by_data |= op.hasTag(at::Tag::dynamic_output_shape) && !is_sized_by_shapes;
+  if (op.hasTag(at::Tag::data_dependent_output) || (is_sized_by_data && !masks_matter)) {
     kind = Kind::kEager;
   }
-  is_listwise = name.rfind("aten::_foreach_", 0) == 0;
   bumps_versions = is_listwise && writes_any;
-  const bool asks_products = !is_builtin(name) || has_part(kOfLibraries, name);
-  const bool asks_attention = !is_builtin(name) || has_part(kWithAttention, name);
-  asks_flags = (asks_products ? kAsksProducts : kAsksNothing) |
-      (asks_attention ? kAsksAttention : kAsksNothing);
-  asks_grad_mode = name == "aten::mkldnn_rnn_layer";
-  warns_in_vain = name == "aten::_cudnn_rnn";  // weights are in one piece on plain CUDA only
+  asks_flags = (asks_products || !builtin ? kAsksProducts : kAsksNothing) |
+      (asks_attention || !builtin ? kAsksAttention : kAsksNothing);
   hidden_generator = op.hasTag(at::Tag::nondeterministic_seeded) && generator < 0;
   dropout = dropout_argument(schema);
   portable = portable_kernel(name);
   floats_matter = !tensor_inputs;
-  takes_cpu_tensors = name == "aten::copy_";
-  builtin = is_builtin(name);
   // A custom operator without a meta function may return anything.
   if (!builtin && kind == Kind::kRecord && !op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) {
     kind = Kind::kEager;
+  }
+}
+
+void set_traits(const std::unordered_map<std::string, std::vector<std::string>>& traits) {
+  for (const auto& [name, patterns] : traits) {
+    for (const auto& pattern : patterns) {
+      told().emplace_back(pattern, kTraits.at(name));
+    }
   }
 }
 

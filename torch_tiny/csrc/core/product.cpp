@@ -8,8 +8,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <string_view>
-#include <unordered_map>
 
 #include "base/mode.h"
 #include "core/signature.h"
@@ -60,14 +58,12 @@ bool is_one(const Token& token) {
 
 std::unique_ptr<Product> Product::of(const Signature& signature) {
   static const bool is_possible = has_other_way();
-  static const std::unordered_map<std::string_view, bool> adds{
-      {"aten::mm", false}, {"aten::bmm", false}, {"aten::addmm", true}, {"aten::baddbmm", true}};
-  const auto found = adds.find(signature.op->name);
-  if (!is_possible || found == adds.end() || signature.results.size() != 1) {
+  const auto& op = *signature.op;
+  if (!is_possible || !(op.multiplies || op.adds_product) || signature.results.size() != 1) {
     return nullptr;
   }
   const auto& spec = signature.results[0].spec;
-  const size_t tensors = found->second ? 3 : 2;
+  const size_t tensors = op.adds_product ? 3 : 2;
   if (signature.specs.size() != tensors || !is_plain(spec) ||
       !std::all_of(signature.specs.begin(), signature.specs.end(), is_plain) ||
       !std::all_of(signature.tokens.begin() + tensors, signature.tokens.end(), is_one)) {
@@ -83,7 +79,7 @@ std::unique_ptr<Product> Product::of(const Signature& signature) {
   if (!is_contiguous || elements * depth < kLeast) {
     return nullptr;
   }
-  return std::unique_ptr<Product>(new Product(signature, found->second));
+  return std::unique_ptr<Product>(new Product(signature));
 }
 
 bool Product::may_choose() {
@@ -106,10 +102,11 @@ bool Product::multiply(c10::Stack& stack) const try {
   }
   const auto argument = [&](size_t index) -> const at::Tensor& { return stack[index].toTensor(); };
   const auto result = at::empty(signature_.results[0].spec.sizes, at::kFloat);
-  if (adds_) {
+  const bool adds = signature_.op->adds_product;  // to its first argument
+  if (adds) {
     result.copy_(argument(0));
   }
-  at::native::mkldnn_matmul(argument(adds_), argument(adds_ + 1), result, adds_ ? 1.0F : 0.0F, 1);
+  at::native::mkldnn_matmul(argument(adds), argument(adds + 1), result, adds ? 1.0F : 0.0F, 1);
   stack.clear();
   stack.emplace_back(result);
   return true;

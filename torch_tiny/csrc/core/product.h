@@ -45,7 +45,7 @@ class Product {
   }
 
  private:
-  Product(const Signature& signature, bool adds) : signature_(signature), adds_(adds) {}
+  explicit Product(const Signature& signature) : signature_(signature) {}
 
   // Whether it has come again and again, and there is room for its code.
   bool may_generate();
@@ -53,7 +53,6 @@ class Product {
   bool multiply(c10::Stack& stack) const;
 
   const Signature& signature_;
-  const bool adds_;  // to its first argument
   unsigned runs_ = 0;
   bool may_generate_ = false;
   Choice choice_;

@@ -210,13 +210,17 @@ py::dict memory_stats_dict(c10::DeviceIndex index) {
 }
 
 // `numbers` is whose random numbers are drawn: "default", "portable" or "host".
-void init(const std::vector<std::string>& hosts, const std::string& numbers) {
+void init(
+    const std::vector<std::string>& hosts,
+    const std::string& numbers,
+    const std::unordered_map<std::string, std::vector<std::string>>& traits) {
   init_devices(hosts);
   choose_source(
       numbers == "portable"   ? RandomSource::kPortable
           : numbers == "host" ? RandomSource::kHost
                               : RandomSource::kDefault);
-  static const bool installed = [] {
+  static const bool installed = [&] {
+    set_traits(traits);
     install_allocator();
     install_storage();
     install_portable_random();

@@ -2,30 +2,12 @@
 
 #include <torch/library.h>
 
-#include <algorithm>
-#include <array>
-#include <string_view>
-
 #include "core/operator.h"
 #include "record/record.h"
 #include "record/unboxed.h"
 
 namespace tiny {
 namespace {
-
-// Their composite kernels look at the type of the device and know only PyTorch's own.
-// addr_ tells by the address of its out= that it is in place, which is lost on the way.
-constexpr std::array<std::string_view, 5> kChooseByDevice = {
-    "aten::convolution",
-    "aten::convolution_backward",
-    "aten::mode.values",
-    "aten::conj_physical_",
-    "aten::addr_"};
-
-template <size_t N>
-bool contains(const std::array<std::string_view, N>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
 
 bool has_composite(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
@@ -38,9 +20,9 @@ bool has_own_kernel(const c10::OperatorHandle& op) {
 }
 
 // Where the memory's device has a kernel of its own, or one call can stand for a list of them.
-bool hidden_by_composite(const c10::OperatorHandle& op, const std::string& name) {
-  return contains(kChooseByDevice, name) ||
-      (has_composite(op) && (has_own_kernel(op) || name.rfind("aten::_foreach_", 0) == 0));
+bool hidden_by_composite(const Operator& op) {
+  return op.chooses_by_device ||
+      (has_composite(op.handle) && (has_own_kernel(op.handle) || op.is_listwise));
 }
 
 }  // namespace
@@ -56,22 +38,24 @@ void install_operators() {
     if (!found.has_value()) {
       continue;
     }
-    const auto text = c10::toString(name);
-    const auto kind = Operator(*found).kind.load();
-    if (text.rfind("aten::", 0) != 0 ||
+    const Operator op(*found);
+    if (op.takes_cpu_tensors) {
+      register_before_autograd(*autograd, *found);
+    }
+    const auto kind = op.kind.load();
+    if (op.name.rfind("aten::", 0) != 0 ||
         found->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) ||
-        !(has_own_kernel(*found) || hidden_by_composite(*found, text)) ||
+        !(has_own_kernel(*found) || hidden_by_composite(op)) ||
         found->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
         kind == Operator::Kind::kView) {
       continue;
     }
     const bool unboxed =
         kind == Operator::Kind::kRecord && register_unboxed(*library, *autograd, *found);
-    if (!unboxed && hidden_by_composite(*found, text)) {
-      library->impl(text.c_str(), torch::CppFunction::makeFromBoxedFunction<&record>());
+    if (!unboxed && hidden_by_composite(op)) {
+      library->impl(op.name.c_str(), torch::CppFunction::makeFromBoxedFunction<&record>());
     }
   }
-  register_before_autograd(*autograd, dispatcher.findSchemaOrThrow("aten::copy_", ""));
   retire_with_their_registration();
 }
 

@@ -115,17 +115,6 @@ bool draws_numbers(const Signature& signature) {
   return signature.draws_hidden || signature.op->generator >= 0;
 }
 
-// cuSOLVER waits for the device, which a capture does not survive; nor does its handle survive
-// that.
-bool is_linear_algebra(const Operator& op) {
-  static constexpr std::array<std::string_view, 7> kFamilies{
-      "linalg_", "_linalg_", "cholesky", "lu_", "geqrf", "ormqr", "triangular_solve"};
-  const auto name = std::string_view(op.name).substr(std::string_view("aten::").size());
-  return std::any_of(kFamilies.begin(), kFamilies.end(), [&](std::string_view family) {
-    return name.starts_with(family);
-  });
-}
-
 // Whether there is something to gain, and nothing in the way that is known before trying.
 bool is_worth_capturing(const Trace& trace, const Plan& plan) {
   const auto steps = plan.compiled != nullptr ? plan.compiled->steps.size() : trace.calls.size();
@@ -134,7 +123,7 @@ bool is_worth_capturing(const Trace& trace, const Plan& plan) {
              trace.calls.begin(),
              trace.calls.end(),
              [](const Call& call) {
-               return draws_numbers(*call.signature) || is_linear_algebra(*call.signature->op);
+               return draws_numbers(*call.signature) || call.signature->op->waits_for_device;
              }) &&
       std::all_of(trace.values.begin(), trace.values.end(), is_comparable);
 }
