@@ -53,10 +53,17 @@ class Metrics(TypedDict):
     traffic: list[Traffic]
     fallbacks: list[Cause]
 
-def init(hosts: list[str], numbers: str, traits: Mapping[str, Sequence[str]], /) -> None:
+def init(
+    hosts: list[str],
+    numbers: str,
+    traits: Mapping[str, Sequence[str]],
+    composed: Sequence[tuple[str, str, Callable[..., Any]]],
+    /,
+) -> None:
     """Make tiny:i live in the memory of hosts[i] ("cpu", "cuda:0").
 
-    traits: what is true of operators, and the patterns of their names.
+    traits: what is true of operators, and the patterns of their names. composed: the operators that
+    are made of others, where, and by what.
     """
 
 def add_library_folder(folder: str, /) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from torch_tiny import operators, schemas
+from torch_tiny import composed, operators, schemas
 
 
 def load(hosts: list[str], numbers: str) -> None:
@@ -23,7 +23,7 @@ def load(hosts: list[str], numbers: str) -> None:
         raise ImportError(
             f"the C++ core of torch_tiny does not load ({_why(error)}). {how_to_build()}"
         ) from error
-    core.init(hosts, numbers, operators.TRAITS)
+    core.init(hosts, numbers, operators.TRAITS, composed.TABLE)
     for package in (torch.__file__, __file__):
         core.add_library_folder(f"{Path(package).parent}/")
 

@@ -10,9 +10,8 @@
 #include "memory/kind.h"
 #include "memory/shared.h"
 #include "memory/storage.h"
-#include "ops/data_sized.h"
-#include "ops/matrix_functions.h"
 #include "python/compiler_module.h"
+#include "python/composed_module.h"
 #include "python/portable_module.h"
 #include "random/generator.h"
 #include "random/portable_random.h"
@@ -213,7 +212,8 @@ py::dict memory_stats_dict(c10::DeviceIndex index) {
 void init(
     const std::vector<std::string>& hosts,
     const std::string& numbers,
-    const std::unordered_map<std::string, std::vector<std::string>>& traits) {
+    const std::unordered_map<std::string, std::vector<std::string>>& traits,
+    const std::vector<ComposedRow>& composed) {
   init_devices(hosts);
   choose_source(
       numbers == "portable"   ? RandomSource::kPortable
@@ -224,8 +224,7 @@ void init(
     install_allocator();
     install_storage();
     install_portable_random();
-    install_data_sized();
-    install_matrix_functions();
+    install_composed(composed);
     install_operators();
     run_before_states([](c10::DeviceIndex index) { run_trace(index, "generator"); });
     return true;
