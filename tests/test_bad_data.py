@@ -275,3 +275,83 @@ def test_a_computed_number_that_a_type_cannot_hold(
             assert_same(found, expected)
         else:
             assert expected in found
+
+
+def _pairs(x: torch.Tensor, value: Any) -> torch.Tensor:
+    return torch._foreach_addcmul([x, x], [x, x], [x, x], [value, 2.0])[0]
+
+
+WITH_A_NUMBER: dict[str, tuple[Callable[[torch.Tensor, Any], torch.Tensor], torch.dtype]] = {
+    "huber": (lambda x, v: F.huber_loss(x, x + 1, delta=v), torch.float32),
+    "smooth_l1": (lambda x, v: F.smooth_l1_loss(x, x + 1, beta=v), torch.float32),
+    "softshrink": (lambda x, v: F.softshrink(x, v), torch.float32),
+    "logit": (lambda x, v: torch.logit(x, v), torch.float32),
+    "cdist": (lambda x, v: torch.cdist(x.view(-1, 2), x.view(-1, 2) + 1, v), torch.float32),
+    "renorm": (lambda x, v: x.view(-1, 2).renorm(2, 0, v), torch.float32),
+    "histc": (lambda x, v: torch.histc(x, 3, 0.5, v), torch.float32),
+    "clamp of integers": (lambda x, v: x.clamp(v, v), torch.int8),
+    "clamp of bools": (lambda x, v: x.clamp_min(v), torch.bool),
+    "list of integers": (lambda x, v: torch._foreach_clamp_min([x], v)[0], torch.int8),
+    "list of numbers": (_pairs, torch.int8),
+    "list of numbers for floats": (_pairs, torch.float32),
+}
+ODD = (0.6, 0.7, 0.75, 3.5, -1.5, torch.nan, 0.9, 1.0, 300.0, 1e40, -1e40, torch.inf, 0.6, 0.25)
+
+
+@pytest.mark.parametrize("name", WITH_A_NUMBER)
+def test_a_number_that_comes_with_a_call(name: str) -> None:
+    function, dtype = WITH_A_NUMBER[name]
+    given = torch.linspace(0, 1, 12).mul(4 if name != "logit" else 1).to(dtype)
+    for number in ODD:
+        expected, found = (
+            _played(lambda x: function(x, number), given, where)  # noqa: B023
+            for where in ("cpu", DEVICE)
+        )
+        if isinstance(expected, torch.Tensor):
+            assert isinstance(found, torch.Tensor), (number, found)
+            assert_same(found, expected)
+        else:
+            assert isinstance(found, str), (number, expected, found)
+            assert expected in found
+
+
+EXPONENTS = (
+    0.0,
+    2.5,
+    -1.5,
+    1j,
+    2 + 1j,
+    -2 + 1j,
+    0.5 + 1j,
+    *(complex(torch.nan, im) for im in (0, 1)),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("is_tensor", [False, True])
+def test_complex_powers_of_zero(dtype: torch.dtype, is_tensor: bool) -> None:
+    infinite = [complex(re, im) for re in (0.0, 2.5, -1.5) for im in (torch.inf, -torch.inf)]
+    base = torch.tensor([0.0, 1.0, 2.0] * 4).to(dtype)
+    for exponent in (*EXPONENTS, *infinite):
+        power = torch.full((12,), exponent, dtype=torch.complex64) if is_tensor else exponent
+
+        def raised(x: torch.Tensor) -> torch.Tensor:
+            given = power.to(x.device) if isinstance(power, torch.Tensor) else power  # noqa: B023
+            return x**given
+
+        expected, found = (_played(raised, base, where) for where in ("cpu", DEVICE))
+        assert_same(found, expected)
+
+
+def test_a_complex_factor_for_real_numbers_that_are_added() -> None:
+    given = torch.linspace(0, 1, 12)
+    for factor in (1 + 0j, 2 + 0j, 3 + 0j, 4 + 0j, 1j):
+
+        def added(x: torch.Tensor) -> torch.Tensor:
+            return x.index_add(0, ints(1).to(x.device), x[:1] + 1, alpha=factor)  # noqa: B023
+
+        expected, found = (_played(added, given, where) for where in ("cpu", DEVICE))
+        if isinstance(expected, torch.Tensor):
+            assert_same(found, expected)
+        else:
+            assert expected in found

@@ -81,6 +81,9 @@ def device_host(index: int, /) -> str:
 def run_everything(reason: str) -> None:
     """On all devices; who runs next on one hears of an error there."""
 
+def call_while_idle(function: Callable[[], object], /) -> bool:
+    """Call it while nothing is recorded or waits to run. Whether that was possible just now."""
+
 def default_type_was_set(dtype: object, /) -> None:
     """By the program, maybe while a run has set another one."""
 

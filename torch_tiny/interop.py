@@ -45,7 +45,7 @@ def install() -> None:
         _run_before(owner, name, "an operator was deregistered")
     # Else a run would have to set the old one, for all threads, while it lasts.
     for name in ("_set_default_dtype", "_set_default_tensor_type"):
-        _run_before(torch._C, name, "the default type was set", _default_type_was_set)
+        _set_between_runs(torch._C, name)
     # There are no nested tensors here: nn.TransformerEncoder masks what it would have left out.
     _operators.impl("_nested_tensor_from_mask_left_aligned", lambda *_: False, "PrivateUse1")
 
@@ -53,25 +53,36 @@ def install() -> None:
 _operators = torch.library.Library("aten", "IMPL")
 
 
-def _run_before(
-    owner: Any, name: str, reason: str, afterwards: Callable[..., None] = lambda *_: None
-) -> None:
-    """What was recorded calls operators that are about to go, or asks for what will be another."""
+def _run_before(owner: Any, name: str, reason: str) -> None:
+    """What was recorded calls operators that are about to go."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def patched(*args: Any, **kwargs: Any) -> Any:
         _C.run_everything(reason)
-        result = original(*args, **kwargs)
-        afterwards(*args)
-        return result
+        return original(*args, **kwargs)
 
     setattr(owner, name, patched)
 
 
-def _default_type_was_set(kind: Any) -> None:
-    """To a type, or to that of a class of tensors."""
-    _C.default_type_was_set(kind if isinstance(kind, torch.dtype) else kind.dtype)
+_TRIES = 20  # until other threads leave a moment in which nothing is recorded or runs
+
+
+def _set_between_runs(owner: Any, name: str) -> None:
+    """What was recorded asks for the old default type. Given is a type, or a class of tensors."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def patched(kind: Any) -> None:
+        for _ in range(_TRIES):
+            _C.run_everything("the default type was set")
+            if _C.call_while_idle(lambda: original(kind)):
+                break
+        else:
+            original(kind)
+        _C.default_type_was_set(kind if isinstance(kind, torch.dtype) else kind.dtype)
+
+    setattr(owner, name, patched)
 
 
 def _patch(owner: Any, name: str, tiny: Callable[..., Any]) -> None:

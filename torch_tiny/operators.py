@@ -21,6 +21,12 @@ TRAITS: dict[str, tuple[str, ...]] = {
     "is_sized_by_shapes": ("aten::linalg_lstsq",),
     # Raises, or has other results, where its data is made up.
     "needs_real_data": ("aten::segment_reduce",),
+    # Raises where a number is negative.
+    "checks_signs": (
+        *("aten::huber_loss*", "aten::smooth_l1_loss*", "aten::softshrink*", "aten::renorm*"),
+        *("aten::elu_backward*", "aten::leaky_relu_backward*", "aten::_cdist_forward*"),
+        *("aten::_pdist_forward*", "aten::embedding_renorm_*", "aten::histc*"),
+    ),
     # Whether to save what only a backward pass needs.
     "asks_grad_mode": ("aten::mkldnn_rnn_layer",),
     # Of weights that are not in one piece, which only plain CUDA has.

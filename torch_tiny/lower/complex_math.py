@@ -30,9 +30,15 @@ def filled(z: Complex, value: float) -> Complex:
 
 
 def complex_power(z: Complex, exponent: Complex) -> Complex:
-    """exp(exponent log z), and what it tends to where z is 0."""
+    """exp(exponent log z), which where z is 0 depends on the sign of the real part alone, unless an
+    infinite imaginary part meets a zero of the logarithm."""
     result = cexp(exponent * clog(z))
-    at_zero = choose(is_zero(exponent), filled(z, 1.0), filled(z, 0.0))
+    lost = _is_infinite(exponent.im) & _is_infinite(exponent.re).logical_not()
+    nothing = full_like(exponent.re, math.nan)
+    vanishes = (exponent.re > 0) & lost.logical_not()
+    grows = (exponent.re < 0) & lost.logical_not()
+    at_zero = Complex(vanishes.where(-0.0, grows.where(math.inf, nothing)),
+                      vanishes.where(-0.0, nothing))  # fmt: skip
     return choose(is_zero(z), at_zero, result)
 
 

@@ -70,6 +70,12 @@ def _power(a: Given, b: Given) -> Complex:
     return _rounded(complex_power(*promoted(a, b)), a, b)
 
 
+def _power_by_number(a: Given, b: Given) -> Complex:
+    """PyTorch does not look at the base where the number is 0."""
+    x, exponent = promoted(a, b)
+    return choose(is_zero(exponent), filled(x, 1.0), _power(a, b))
+
+
 def _divide(a: Given, b: Given, rounding: str | None = None) -> Complex:
     if rounding is not None:
         raise NoLowering("complex numbers are not rounded")
@@ -246,7 +252,10 @@ def _with_mean(
     return spread(z, dims, correction, keepdim), middle
 
 
-def _index_add(x: Complex, dim: int, at: UOp, source: Complex, alpha: Given) -> Any:
+def _index_add(x: UOp | Complex, dim: int, at: UOp, source: UOp | Complex, alpha: Given) -> Any:
+    if isinstance(x, UOp) and isinstance(source, UOp):
+        return index.index_add(x, dim, at, source, number_for_real(alpha, x.dtype))
+    assert isinstance(x, Complex) and isinstance(source, Complex)
     scaled = source * as_complex(alpha, source.re.dtype)
     return by_parts(index.index_add)(x, dim, at, scaled, 1)
 
@@ -280,7 +289,8 @@ COLUMN: dict[str, Function] = {
     **both("rsub", lambda a, b, alpha: _scaled(operator.sub, b, a, alpha)),
     **both("mul", _binary(operator.mul)),
     **dict.fromkeys(("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode"), _divide),
-    **dict.fromkeys(("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar"), _power),
+    **dict.fromkeys(("pow.Tensor_Tensor", "pow.Scalar"), _power),
+    "pow.Tensor_Scalar": _power_by_number,
     **both("eq", _equal),
     **both("ne", lambda a, b: _equal(a, b).logical_not()),
     "logical_not": lambda a: _truth(a).logical_not(),

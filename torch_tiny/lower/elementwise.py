@@ -180,7 +180,8 @@ def _logit(x: UOp, eps: Number | None) -> UOp:
     def rule(v: UOp) -> UOp:
         if eps is not None:
             low = as_uop(eps, v.dtype)
-            v = minimum(maximum(v, low), 1.0 - low)
+            high = 1.0 - low
+            v = (v < low).where(low, (v > high).where(high, v))  # where they cross, the lower one
         return log(v / (1.0 - v))
 
     return elementwise_float(rule, x)

@@ -56,9 +56,15 @@ def _bounds(x: UOp, given: Sequence[Number] | None, slack: float) -> tuple[UOp, 
         low, high = full((), 0, x.dtype), full((), 1, x.dtype)
     else:
         low, high = amin(x), amax(x)
-        require(((high - low) * 0.0).eq(0))
+    _require_range(low, high)
     same = low.eq(high)
     return same.where(low - slack, low), same.where(high + slack, high)
+
+
+def _require_range(low: UOp, high: UOp) -> None:
+    require((high < low).logical_not())
+    if is_float(low.dtype):
+        require(((high - low) * 0.0).eq(0))
 
 
 def _histc(x: UOp, bins: int, low: Number, high: Number) -> UOp:
@@ -68,8 +74,7 @@ def _histc(x: UOp, bins: int, low: Number, high: Number) -> UOp:
         from_data = first.eq(last)
         first = from_data.where(amin(flat), first)
         last = from_data.where(amax(flat), last)
-        if is_float(x.dtype):
-            require(((last - first) * 0.0).eq(0))
+    _require_range(first, last)
     same = first.eq(last)
     first, last = same.where(first - 1.0, first), same.where(last + 1.0, last)
     edges = linspace(first, last, bins + 1, x.dtype)

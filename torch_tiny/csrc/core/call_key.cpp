@@ -34,13 +34,17 @@ bool can_be_converted(c10::ScalarType type, Number value) {
   }
 }
 
+uint64_t complex_word(c10::complex<double> value, c10::ScalarType type) {
+  const bool is_held = can_be_converted(type, value);
+  return head(
+      Tag::kComplex,
+      doubts(value.real(), c10::kDouble) | doubts(value.imag(), c10::kDouble) |
+          (is_held ? 0 : kNotHeld));
+}
+
 }  // namespace
 
 bool can_hold(c10::ScalarType type, double value) {
-  return can_be_converted(type, value);
-}
-
-bool can_hold(c10::ScalarType type, c10::complex<double> value) {
   return can_be_converted(type, value);
 }
 
@@ -82,7 +86,7 @@ void CallKeyWriter::foreign_tensor(
 }
 
 void CallKeyWriter::argument(double value) {
-  out_.words.push_back(float_word(value, first_type(out_.tensors)));
+  out_.words.push_back(float_word(value, type_at(out_.tensors), op_));
   if (op_.floats_matter) {
     out_.words.push_back(std::bit_cast<uint64_t>(value));
   }
@@ -91,7 +95,7 @@ void CallKeyWriter::argument(double value) {
 
 void CallKeyWriter::complex_number(const c10::IValue& value) {
   const auto number = value.toComplexDouble();
-  out_.words.push_back(head(Tag::kComplex, can_hold(first_type(out_.tensors), number) ? 0 : 1));
+  out_.words.push_back(complex_word(number, type_at(out_.tensors)));
   if (op_.floats_matter) {
     out_.words.push_back(std::bit_cast<uint64_t>(number.real()));
     out_.words.push_back(std::bit_cast<uint64_t>(number.imag()));
@@ -136,15 +140,17 @@ void CallKeyWriter::list(const c10::IValue& value) {
 void CallKeyWriter::scalar_list(const c10::IValue& value) {
   const auto items = value.toListRef();
   out_.words.push_back(head(Tag::kScalarList, items.size()));
-  for (const auto& item : items) {
+  for (size_t i = 0; i < items.size(); ++i) {
+    const auto& item = items[i];
+    const auto type = type_at(out_.tensors, i);
     if (item.isDouble()) {
-      out_.words.push_back(head(Tag::kDouble));
+      out_.words.push_back(head(Tag::kDouble, doubts(item.toDouble(), type)));
     } else if (item.isInt()) {
       out_.words.push_back(head(Tag::kInt));
     } else if (item.isBool()) {
       out_.words.push_back(head(Tag::kBool));
     } else if (item.isComplexDouble()) {
-      out_.words.push_back(head(Tag::kComplex));
+      out_.words.push_back(complex_word(item.toComplexDouble(), type));
     } else {
       out_.keyed = false;
     }

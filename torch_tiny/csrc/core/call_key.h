@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <string_view>
@@ -53,18 +54,30 @@ inline uint64_t float_class(double value) {
 
 // Whether converting to this type is allowed: a kernel that fills a tensor raises if not.
 bool can_hold(c10::ScalarType type, double value);
-bool can_hold(c10::ScalarType type, c10::complex<double> value);
 
-// The word of a float that comes with a call whose first tensor has this type. One that the type
-// cannot hold is a call of its own kind, which may raise.
-inline uint64_t float_word(double value, c10::ScalarType type) {
-  const bool is_small = value >= 0 && value <= std::numeric_limits<int8_t>::max();
-  const bool is_held = C10_LIKELY(is_small) || can_hold(type, value);
-  return head(Tag::kDouble, float_class(value) | (is_held ? 0 : uint64_t{1} << 8));
+// Why a kernel may refuse a number: a tensor's type cannot hold it, or float32 cannot, which it may
+// be computed in; it is NaN, or negative. Each makes a call of its own kind, which runs and may
+// raise.
+enum : uint64_t { kNotHeld = 1, kNotHeldByFloat = 2, kNotANumber = 4, kNegative = 8 };
+
+inline uint64_t doubts(double value, c10::ScalarType type) {
+  if (C10_LIKELY(value >= 0 && value <= std::numeric_limits<int8_t>::max())) {
+    return 0;
+  }
+  return (can_hold(type, value) ? 0 : kNotHeld) |
+      (can_hold(c10::kFloat, value) ? 0 : kNotHeldByFloat) | (value == value ? 0 : kNotANumber);
 }
 
-inline c10::ScalarType first_type(c10::ArrayRef<const at::Tensor*> tensors) {
-  return tensors.empty() ? c10::kDouble : tensors.front()->scalar_type();
+// The word of a float that comes with a call whose first tensor has this type.
+inline uint64_t float_word(double value, c10::ScalarType type, const Operator& op) {
+  const auto sign = op.checks_signs && std::signbit(value) ? kNegative : 0;
+  return head(Tag::kDouble, float_class(value) | (doubts(value, type) | sign) << 8);
+}
+
+// The type of the tensor at this place, or of the last one.
+inline c10::ScalarType type_at(c10::ArrayRef<const at::Tensor*> tensors, size_t place = 0) {
+  return tensors.empty() ? c10::kDouble
+                         : tensors[std::min(place, tensors.size() - 1)]->scalar_type();
 }
 
 // Strings are compared eight characters at a time.

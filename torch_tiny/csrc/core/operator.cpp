@@ -24,6 +24,7 @@ const std::unordered_map<std::string_view, Trait> kTraits{
     {"needs_real_data", &Operator::needs_real_data},
     {"asks_grad_mode", &Operator::asks_grad_mode},
     {"warns_in_vain", &Operator::warns_in_vain},
+    {"checks_signs", &Operator::checks_signs},
     {"asks_products", &Operator::asks_products},
     {"asks_attention", &Operator::asks_attention},
     {"waits_for_device", &Operator::waits_for_device},

@@ -55,6 +55,7 @@ struct Operator {
   bool needs_real_data = false;
   bool asks_grad_mode = false;
   bool warns_in_vain = false;
+  bool checks_signs = false;
   bool asks_products = false;
   bool asks_attention = false;
   bool waits_for_device = false;

@@ -267,6 +267,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("device_host", [](c10::DeviceIndex index) { return device_name(index); });
   def_running(
       m, "run_everything", [](const std::string& reason) { run_everything(for_ever(reason)); });
+  m.def("call_while_idle", [](const py::function& function) {
+    return call_while_idle([&] { function(); });
+  });
   m.def("default_type_was_set", &default_type_was_set);
   def_running(m, "synchronize", [](c10::DeviceIndex index) {
     run_trace(index, "synchronize");

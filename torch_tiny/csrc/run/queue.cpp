@@ -204,4 +204,20 @@ void run_everything(const char* reason) noexcept {
   }
 }
 
+bool call_while_idle(c10::function_ref<void()> body) {
+  if (in_bad_fork()) {
+    body();  // a thread that stayed behind may have a lock
+    return true;
+  }
+  c10::SmallVector<std::optional<Recording>, 2> held;
+  for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
+    const auto& recording = held.emplace_back(Recording::try_now(Queue::of(index).recorder));
+    if (!recording.has_value() || !(*recording)->is_idle()) {
+      return false;
+    }
+  }
+  body();
+  return true;
+}
+
 }  // namespace tiny

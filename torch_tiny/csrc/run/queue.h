@@ -113,5 +113,8 @@ void run_trace_soon(c10::DeviceIndex index, const char* reason);
 // On all devices, or on those that this thread is running on; whoever runs next on one hears of an
 // error there.
 void run_everything(const char* reason) noexcept;
+// Calls `body` while nothing is recorded, nor has been on any device that has not run. False if
+// that is not so now.
+bool call_while_idle(c10::function_ref<void()> body);
 
 }  // namespace tiny

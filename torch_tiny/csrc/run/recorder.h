@@ -79,6 +79,12 @@ class Recording {
  public:
   explicit Recording(Recorder& recorder) : recorder_(&recorder), lock_(locked(recorder.mutex_)) {}
 
+  // Empty if somebody else has it. The GIL may be held.
+  static std::optional<Recording> try_now(Recorder& recorder) {
+    std::unique_lock lock(recorder.mutex_, std::try_to_lock);
+    return lock ? std::optional(Recording(recorder, std::move(lock))) : std::nullopt;
+  }
+
   RecorderState* operator->() const {
     return &recorder_->state_;
   }
@@ -90,8 +96,11 @@ class Recording {
   }
 
  private:
+  using Lock = std::unique_lock<Ordered<Rank::kRecorder>>;
+  Recording(Recorder& recorder, Lock lock) : recorder_(&recorder), lock_(std::move(lock)) {}
+
   Recorder* recorder_;
-  std::unique_lock<Ordered<Rank::kRecorder>> lock_;
+  Lock lock_;
 };
 
 }  // namespace tiny
