@@ -5,7 +5,9 @@ same rows, and that read of each other only what the same row wrote, become one 
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch_tiny.engine.codegen_nest import Nest, digits_of
@@ -115,7 +117,9 @@ def _common_rows(group: _Group, nest: Nest, limits: Limits) -> int:
     theirs, read = group.buffers, {u.src[0] for u in nest.loads}
     if not theirs & read or len(theirs | read) >= MAX_BUFFERS:
         return 0
-    common = set(_row_counts(nest)).intersection(*(_row_counts(n) for n in group.nests))
+    # What the outermost loops count together, for one of them, two and so on.
+    counts = (set(itertools.accumulate(n.extents, operator.mul)) for n in (nest, *group.nests))
+    common: set[int] = set.intersection(*counts)
     for rows in sorted(common, reverse=True):
         if group.rows and rows > group.rows:
             continue  # its kernels read each other's rows of this size
@@ -133,13 +137,6 @@ def _keeps_columns(nests: Sequence[Nest], rows: int) -> bool:
     """Sums of columns want the columns innermost, which is not so where a column is a row."""
     whole = [n.size == rows for n in nests]
     return all(whole) or not any(n.sums_columns and w for n, w in zip(nests, whole, strict=True))
-
-
-def _row_counts(nest: Nest) -> Iterator[int]:
-    count = 1
-    for loop in nest.loops:
-        count *= extent(loop)
-        yield count
 
 
 def _share(nests: Sequence[Nest], nest: Nest, rows: int) -> bool:

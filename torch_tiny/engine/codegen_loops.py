@@ -57,14 +57,6 @@ def _shortened(loop: UOp, steps: int) -> UOp:
     return loop.replace(src=(UOp.const(steps),), arg=(*loop.arg[:-1], AxisType.WEAK))
 
 
-def _only_nest(sink: UOp) -> tuple[UOp, list[UOp]] | None:
-    """(body, loops from the outside in) where the kernel is one nest of loops."""
-    ends = [u for u in sink.toposort() if u.op is Ops.END]
-    if len(ends) != 1 or sink.src != (ends[0],):
-        return None
-    return ends[0].src[0], sorted(ends[0].src[1:], key=lambda r: r.arg)
-
-
 # --- reductions of a few elements ---
 
 
@@ -230,10 +222,10 @@ def _unrolled(reduce: UOp, number: int) -> tuple[list[UOp], tuple[UOp, ...], lis
 
 def _tile(sink: UOp) -> UOp:
     """Memory that is contiguous along an outer loop is read in squares, through a local buffer."""
-    nest = _only_nest(sink)
-    if nest is None or any(u.op is Ops.REDUCE for u in sink.toposort()):
+    ends = [u for u in sink.toposort() if u.op in (Ops.END, Ops.REDUCE)]
+    if len(ends) != 1 or sink.src != (ends[0],):
         return sink
-    body, loops = nest
+    body, loops = ends[0].src[0], sorted(ends[0].src[1:], key=lambda r: r.arg)
     inner = loops[-1]
     crossing = {
         access: outer

@@ -103,8 +103,6 @@ class Shape:
 
     def _alone(self, sink: UOp) -> UOp:
         """One result: a row of its own, unless there is nothing to share."""
-        if not any(u.op is Ops.REDUCE for u in sink.toposort()):
-            return sink
         try:
             return self._rows(sink, [])
         except CannotShapeError:
