@@ -262,17 +262,13 @@ def _fold_shrink(spec: ViewSpec, parts: tuple[tuple[int, int], ...]) -> ViewSpec
     return ViewSpec(tuple(size for _, size in parts), spec.strides, spec.offset + moved)
 
 
-def _fold_permute(spec: ViewSpec, order: tuple[int, ...]) -> ViewSpec:
-    return ViewSpec(
-        tuple(spec.shape[d] for d in order), tuple(spec.strides[d] for d in order), spec.offset
-    )
-
-
 _FOLDS: dict[Ops, Callable[[ViewSpec, tuple[int, ...]], ViewSpec | None]] = {
     Ops.RESHAPE: _fold_reshape,
     Ops.EXPAND: lambda spec, sizes: ViewSpec(
         (*sizes, *spec.shape), (*(0 for _ in sizes), *spec.strides), spec.offset
     ),
     Ops.SHRINK: _fold_shrink,  # type: ignore[dict-item]
-    Ops.PERMUTE: _fold_permute,
+    Ops.PERMUTE: lambda spec, order: ViewSpec(
+        tuple(spec.shape[d] for d in order), tuple(spec.strides[d] for d in order), spec.offset
+    ),
 }

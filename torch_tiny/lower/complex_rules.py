@@ -24,7 +24,14 @@ from torch_tiny.lower.complex_parts import (
     picked_parts,
     real_of,
 )
-from torch_tiny.lower.complex_value import PARTS, Complex, as_complex, part_dtype, promoted
+from torch_tiny.lower.complex_value import (
+    PARTS,
+    Complex,
+    as_complex,
+    from_both,
+    part_dtype,
+    promoted,
+)
 from torch_tiny.lower.elementwise import both
 from torch_tiny.lower.promote import Lifted, NoLowering, Operand, as_uop, cast
 from torch_tiny.lower.rule import Function, Results, Rule, Table
@@ -174,11 +181,6 @@ def _created(name: str, *values: int) -> Function:
     return apply
 
 
-def _as_complex_view(x: UOp) -> Complex:
-    last = x.ndim - 1
-    return Complex(cut(x, last, 0, 1).squeeze(last), cut(x, last, 1, 2).squeeze(last))
-
-
 def _joined(
     join: Callable[[Sequence[UOp], int], UOp], tensors: Sequence[UOp | Complex], dim: int = 0
 ) -> Complex:
@@ -260,7 +262,7 @@ def _reduction(name: str, of: Callable[[Complex], UOp]) -> Function:
 TABLE: Table = {
     "complex": _complex,
     "polar": lambda size, angle: Complex(size * call("cos", angle), size * call("sin", angle)),
-    "view_as_complex": _as_complex_view,
+    "view_as_complex": lambda x: from_both(x, x.ndim - 1),
 }
 COLUMN: dict[str, Function] = {
     "nansum": lambda z, *how: by_parts(reduce.sums)(

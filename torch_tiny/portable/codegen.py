@@ -163,8 +163,8 @@ def _routine(kind: Kind, opened: Opened, step: RoutineStep) -> Iterator[_Piece]:
     sizes = [routine.batch * size * dtype.itemsize for dtype, size in routine.sizes]
     for one in emitted_for_groups(routine, kind.group_bytes, threads):
         source = render_linear(one.uops, opened.renderer, "k", kind.uniform_load)
-        source = replace(source, launch=(routine.batch, one.parts, 1), group=(threads, 1, 1))
-        source = replace(source, text=kind.finish(source.text))
+        text, launch = kind.finish(source.text), (routine.batch, one.parts, 1)
+        source = replace(source, text=text, launch=launch, group=(threads, 1, 1))
         uses = tuple((step.slots[k], sizes[k]) for k in source.slots)
         yield _Piece(source, uses, one.loops)
 

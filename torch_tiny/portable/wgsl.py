@@ -75,13 +75,10 @@ def template(name: str) -> str:
     return f"tt_{name}({', '.join(f'{{{i}}}' for i in range(count))})"
 
 
-def needed(text: str) -> str:
-    """The functions that a text calls, and those that they call."""
+def needed(text: str) -> dict[str, str]:
+    """The functions that a text calls, each after those that it calls itself."""
     found: dict[str, str] = {}
-    waiting = [text]
-    while waiting:
-        for name in re.findall(r"\btt_\w+(?=\()", waiting.pop()):
-            if name not in found:
-                found[name] = BY_NAME[name]
-                waiting.append(BY_NAME[name])
-    return "\n".join(found.values())
+    for name in re.findall(r"\btt_\w+(?=\()", text):
+        if name not in found:
+            found |= needed(BY_NAME[name].partition("{")[2]) | {name: BY_NAME[name]}
+    return found
