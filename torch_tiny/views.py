@@ -30,7 +30,9 @@ class ViewSpec:
         """Whether elements share memory; or may, where it is long to find out."""
         if any(n > 1 and stride == 0 for n, stride in zip(self.shape, self.strides, strict=True)):
             return 0 not in self.shape
-        if 0 in self.shape or _moves(self._reach(), self) is not None:
+        steps = zip(self.shape, self.strides, strict=True)
+        reach = self.offset + 1 + sum((n - 1) * stride for n, stride in steps)
+        if 0 in self.shape or _moves(reach, self) is not None:
             return False
         if math.prod(self.shape) > _MOST_COUNTED:
             return True
@@ -38,11 +40,6 @@ class ViewSpec:
         for n, stride in zip(self.shape, self.strides, strict=True):
             places = {place + i * stride for place in places for i in range(n)}
         return len(places) < math.prod(self.shape)
-
-    def _reach(self) -> int:
-        """How long a buffer it needs."""
-        steps = zip(self.shape, self.strides, strict=True)
-        return self.offset + 1 + sum((n - 1) * stride for n, stride in steps)
 
 
 _MOST_COUNTED = 1 << 16

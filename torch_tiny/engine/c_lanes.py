@@ -5,7 +5,7 @@ place is one vector. Only arguments, and places that differ between lanes, are g
 one; a loop that does only that is turned inside out, so that memory is read along.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch_tiny.engine.c_renderer import Text, c_name, callable_text, operand, operation
@@ -14,6 +14,11 @@ from torch_tiny.uops import AddrSpace, DType, Ops, UOp, dtypes
 
 VECTOR_BYTES = 64
 _BLOCK = 16  # elements of an argument that are copied at a time: a line of the cache
+
+
+def number_dtype(arguments: Iterable[DType]) -> DType:
+    """Of a routine's numbers, by the types of its arguments."""
+    return next((dtype for dtype in arguments if dtype in dtypes.floats), dtypes.float32)
 
 
 def lanes_of(dtype: DType) -> int:

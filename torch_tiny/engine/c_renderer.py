@@ -222,7 +222,7 @@ def _render_one(f: _Function, u: UOp) -> None:
             if name != PLACE and (name is not None or any(s in f.from_memory for s in u.src)):
                 f.from_memory.add(u)
             constant = u.op is Ops.CAST and u.src[0].op is Ops.CONST
-            keep = u.op is Ops.WHERE or (name is not None and c_math.is_function(name))
+            keep = u.op is Ops.WHERE or c_math.is_function(name)
             _assign(f, u, _expression(f, u), constant or (f.uses[u] == 1 and not keep))
 
 

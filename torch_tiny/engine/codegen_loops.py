@@ -273,12 +273,11 @@ def _several_accumulators(sink: UOp) -> UOp:
     ids = new_numbers(sink) if reduces else itertools.count()
     for reduce in reduces:
         last = max(reduce.src[1:], key=lambda r: r.arg)
-        if last not in fewer and extent(last) >= FAR_APART:
+        if extent(last) < FAR_APART:
+            continue
+        if last not in fewer:
             fewer[last] = UOp.range(extent(last) // ACCUMULATORS, next(ids), AxisType.REDUCE)
-    for reduce in reduces:
-        last = max(reduce.src[1:], key=lambda r: r.arg)
-        if last in fewer:
-            sink = sink.substitute({reduce: _quarters(reduce, last, fewer[last])})
+        sink = sink.substitute({reduce: _quarters(reduce, last, fewer[last])})
     return sink
 
 
@@ -309,7 +308,7 @@ def _is_scalar(u: UOp) -> bool:
         of = u.src[0]
         is_short = of.op is Ops.INDEX and of.dtype.itemsize <= 4
         return of.dtype not in (*dtypes.floats, dtypes.bool) and not is_short
-    return u.op in _DIVISIONS or c_math.is_scalar(called_name(u) or "")
+    return u.op in _DIVISIONS or c_math.is_scalar(called_name(u))
 
 
 _DIVISIONS = (Ops.FLOORDIV, Ops.FLOORMOD, Ops.CDIV, Ops.CMOD)
@@ -322,6 +321,6 @@ def _inside(reduce: UOp) -> list[UOp]:
 
 def _is_cheap(reduce: UOp) -> bool:
     inside = _inside(reduce)
-    calls = any(c_math.is_function(called_name(u) or "") for u in inside)
+    calls = any(c_math.is_function(called_name(u)) for u in inside)
     loads = sum(u.op is Ops.INDEX for u in inside)
     return not calls and loads <= 3 and reduce.dtype in (dtypes.float32, dtypes.float64)

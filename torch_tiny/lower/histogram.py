@@ -92,12 +92,6 @@ def _histogram(x: UOp, bins: int, limits: Sequence[Number] | None, weight: UOp |
     return _counted(rows, edges, weight, density), edges[0]
 
 
-def _from_counts(x: UOp, bins: Sequence[int], limits: Sequence[Number] | None,
-                 weight: UOp | None, density: bool) -> UOp:  # fmt: skip
-    rows = _rows(x)
-    return _counted(rows, _edges(rows, bins, limits), weight, density)
-
-
 def _rows(x: UOp) -> UOp:
     return x.reshape((-1, int_shape(x)[-1]))
 
@@ -110,7 +104,9 @@ TABLE: Table = {
         edges,
     ),
     "_histogramdd_bin_edges": lambda x, bins, limits, *_: tuple(_edges(_rows(x), bins, limits)),
-    "_histogramdd_from_bin_cts": _from_counts,
+    "_histogramdd_from_bin_cts": lambda x, bins, limits, weight, density: _counted(
+        _rows(x), _edges(_rows(x), bins, limits), weight, density
+    ),
     "_histogramdd_from_bin_tensors": lambda x, edges, weight, density: _counted(
         _rows(x), edges, weight, density
     ),

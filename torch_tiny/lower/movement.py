@@ -69,13 +69,12 @@ def sliced(x: UOp, dim: int = 0, start: int | None = None, end: int | None = Non
     return cut(part.unflatten(dim, (rows, step)), dim + 1, 0, 1).squeeze(dim + 1)
 
 
-def spread_slice(
-    x: UOp, size: int, dim: int, start: int | None, end: int | None, step: int, fill: Number = 0
-) -> UOp:
-    """The adjoint of `sliced`: values at their places, `fill` elsewhere."""
+def _spread_slice(x: UOp, size: int, dim: int, start: int | None, end: int | None,
+                  step: int) -> UOp:  # fmt: skip
+    """The adjoint of `sliced`: values at their places, zeros elsewhere."""
     start, _, step = slice_bounds(size, start, end, step)
-    wide = dilate(x, dim, step, fill)
-    return pad(wide, widths(x.ndim, dim, start, size - start - int_shape(wide)[dim]), fill)
+    wide = dilate(x, dim, step)
+    return pad(wide, widths(x.ndim, dim, start, size - start - int_shape(wide)[dim]))
 
 
 def _slice_scatter(x: UOp, source: UOp, dim: int, start: int | None, end: int | None,
@@ -85,8 +84,8 @@ def _slice_scatter(x: UOp, source: UOp, dim: int, start: int | None, end: int | 
     source = cast(source, x.dtype).expand(sliced(x, dim, start, end, step).shape)
     if 0 in source.shape:
         return x
-    put = spread_slice(source, size, dim, start, end, step)
-    at = spread_slice(full_like(source, True, dtypes.bool), size, dim, start, end, step)
+    put = _spread_slice(source, size, dim, start, end, step)
+    at = _spread_slice(full_like(source, True, dtypes.bool), size, dim, start, end, step)
     return at.where(put, x)
 
 
@@ -95,7 +94,7 @@ def _slice_backward(grad: UOp, sizes: Sequence[int], dim: int, start: int, end: 
     dim = wrap_dim(dim, len(sizes))
     if 0 in grad.shape:
         return full(sizes, 0, grad.dtype)
-    return spread_slice(grad, sizes[dim], dim, start, end, step)
+    return _spread_slice(grad, sizes[dim], dim, start, end, step)
 
 
 def select(x: UOp, dim: int, index: int) -> UOp:
