@@ -92,6 +92,10 @@ def int_shape(uop: UOp) -> tuple[int, ...]:
     return tuple(int(n) for n in uop.shape)
 
 
+def cut(x: UOp, dim: int, start: int, stop: int) -> UOp:
+    return x.shrink(tuple((start, stop) if d == dim else None for d in range(x.ndim)))
+
+
 @dataclass(frozen=True)
 class _Move:
     """A movement and what undoes it: `backward(forward(x))` puts what was taken where it was."""
@@ -145,12 +149,12 @@ def _window(dim: int, length: int, start: int, size: int) -> _Move:
     """Elements [start, start + size) of a dimension; zeros beyond its end."""
 
     def forward(x: UOp) -> UOp:
-        kept = _cut(x, dim, start, min(length, start + size))
+        kept = cut(x, dim, start, min(length, start + size))
         return _padded(kept, dim, 0, max(0, start + size - length))
 
     def backward(x: UOp) -> UOp:
         padded = _padded(x, dim, start, max(0, length - start - size))
-        return _cut(padded, dim, 0, length)
+        return cut(padded, dim, 0, length)
 
     return _Move(forward, backward)
 
@@ -180,10 +184,6 @@ def _broadcast(spec: ViewSpec, sizes: list[int]) -> _Move:
 
 def _distinct(spec: ViewSpec) -> tuple[int, ...]:
     return tuple(n if stride > 0 else 1 for n, stride in zip(spec.shape, spec.strides, strict=True))
-
-
-def _cut(x: UOp, dim: int, start: int, stop: int) -> UOp:
-    return x.shrink(tuple((start, stop) if d == dim else None for d in range(x.ndim)))
 
 
 def _padded(x: UOp, dim: int, before: int, after: int) -> UOp:

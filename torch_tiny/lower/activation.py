@@ -16,9 +16,9 @@ from torch_tiny.lower.arithmetic import (
 from torch_tiny.lower.movement import concatenate
 from torch_tiny.lower.promote import Number, Operand, as_uop, cast, elementwise, mapped
 from torch_tiny.lower.rule import Table
-from torch_tiny.lower.shapes import cut, full_like, to_math, wrap_dim
+from torch_tiny.lower.shapes import full_like, to_math, wrap_dim
 from torch_tiny.uops import UOp, call
-from torch_tiny.views import int_shape
+from torch_tiny.views import cut, int_shape
 
 _SQRT_HALF = math.sqrt(0.5)
 _TANH_SCALE = math.sqrt(2 / math.pi)

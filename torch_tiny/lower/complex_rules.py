@@ -35,9 +35,9 @@ from torch_tiny.lower.complex_value import (
 from torch_tiny.lower.elementwise import both
 from torch_tiny.lower.promote import Lifted, NoLowering, Operand, as_uop, cast
 from torch_tiny.lower.rule import Function, Results, Rule, Table
-from torch_tiny.lower.shapes import DTYPES, broadcast, cut, full, kept_shape, pad, total, wrap_dims
+from torch_tiny.lower.shapes import DTYPES, broadcast, full, kept_shape, pad, total, wrap_dims
 from torch_tiny.uops import UOp, call, dtypes
-from torch_tiny.views import int_shape
+from torch_tiny.views import cut, int_shape
 
 Given = Operand | Complex
 

@@ -17,9 +17,9 @@ from torch_tiny.lower.promote import (
     math_dtype,
     result_dtype,
 )
-from torch_tiny.lower.shapes import DTYPES, arange, cut, full_like
+from torch_tiny.lower.shapes import DTYPES, arange, full_like
 from torch_tiny.uops import DType, UOp, call, dtypes
-from torch_tiny.views import ViewSpec, int_shape, read, write
+from torch_tiny.views import ViewSpec, cut, int_shape, read, write
 
 PARTS = {
     types.complex32: types.float16,

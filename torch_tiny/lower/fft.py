@@ -7,8 +7,9 @@ from torch_tiny.lower.complex_value import Complex, from_real
 from torch_tiny.lower.movement import concatenate, flip
 from torch_tiny.lower.promote import cast
 from torch_tiny.lower.rule import Rule, Table, heavy
-from torch_tiny.lower.shapes import arange, cut, to_math, total
+from torch_tiny.lower.shapes import arange, to_math, total
 from torch_tiny.uops import DType, UOp, call
+from torch_tiny.views import cut
 
 _DIRECT = 64  # sums of at most so many terms, unless the length has a larger prime factor
 

@@ -13,9 +13,9 @@ from torch_tiny.lower.movement import concatenate
 from torch_tiny.lower.pool import keys
 from torch_tiny.lower.promote import cast
 from torch_tiny.lower.rule import Results, Table
-from torch_tiny.lower.shapes import cut, full, full_like, to_math, total
+from torch_tiny.lower.shapes import full, full_like, to_math, total
 from torch_tiny.uops import UOp, call, dtypes
-from torch_tiny.views import int_shape
+from torch_tiny.views import cut, int_shape
 
 _LINEAR, _NEAREST, _CUBIC = range(3)
 _ZEROS, _BORDER, _REFLECTION = range(3)

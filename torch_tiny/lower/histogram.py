@@ -9,9 +9,9 @@ from torch_tiny.lower.creation import linspace
 from torch_tiny.lower.promote import Number, as_uop, cast, is_float
 from torch_tiny.lower.reduce import amax, amin
 from torch_tiny.lower.rule import Results, Table
-from torch_tiny.lower.shapes import arange, cut, full, to_math, total
+from torch_tiny.lower.shapes import arange, full, to_math, total
 from torch_tiny.uops import UOp
-from torch_tiny.views import int_shape
+from torch_tiny.views import cut, int_shape
 
 
 def _members(x: UOp, edges: UOp) -> UOp:

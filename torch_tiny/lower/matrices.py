@@ -19,10 +19,10 @@ from torch_tiny.lower.matmul import matmul
 from torch_tiny.lower.movement import stack
 from torch_tiny.lower.pick import gathered
 from torch_tiny.lower.promote import NoLowering, cast
-from torch_tiny.lower.shapes import arange, cut, full, pad, total
+from torch_tiny.lower.shapes import arange, full, pad, total
 from torch_tiny.lower.sort import sort
 from torch_tiny.uops import DType, UOp, call, dtypes
-from torch_tiny.views import int_shape
+from torch_tiny.views import cut, int_shape
 
 V = TypeVar("V", UOp, Complex)
 Batch = tuple[int, ...]

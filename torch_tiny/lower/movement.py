@@ -12,7 +12,6 @@ from torch_tiny.lower.reduce import sums
 from torch_tiny.lower.rule import Function, Rule, Table, heavy, rules
 from torch_tiny.lower.shapes import (
     arange,
-    cut,
     dilate,
     full,
     full_like,
@@ -24,7 +23,7 @@ from torch_tiny.lower.shapes import (
     wrap_dims,
 )
 from torch_tiny.uops import DType, UOp, dtypes
-from torch_tiny.views import ViewSpec, int_shape, read, write
+from torch_tiny.views import ViewSpec, cut, int_shape, read, write
 
 
 def concatenate(tensors: Sequence[UOp], dim: int = 0) -> UOp:
