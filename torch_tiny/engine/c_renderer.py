@@ -12,6 +12,7 @@ import numpy as np
 from torch_tiny.engine import c_math
 from torch_tiny.engine.codegen_gates import PLACE
 from torch_tiny.uops import AddrSpace, AxisType, DType, Ops, Renderer, UOp, called_name, dtypes
+from torch_tiny.uops.integers import around
 
 _C_NAMES = {
     dtypes.bool: "_Bool",
@@ -282,15 +283,13 @@ def constant(value: object, dtype: DType) -> str:
             return f"({'-' if number < 0 else ''}__builtin_inf{f}())"
         text = f"{number!r}{f}"
         return f"({text})" if text.startswith("-") else text
-    number = int(value)  # type: ignore[call-overload]
     if dtype == dtypes.bool:
-        return "1" if number else "0"
-    bits = 8 * dtype.itemsize
-    number &= (1 << bits) - 1
+        return "1" if value else "0"
+    number = around(int(value), dtype)  # type: ignore[call-overload]
+    long = "ll" if dtype.itemsize == 8 else ""
     if dtype in dtypes.uints:
-        return f"{number}u" + ("ll" if bits == 64 else "")
-    number -= (1 << bits) * (number >> (bits - 1))
-    text = f"{number}{'ll' if bits == 64 else ''}"
+        return f"{number}u{long}"
+    text = f"{number}{long}"
     if number == -(2**63):
         text = f"{number + 1}ll - 1"
     return text if number >= 0 else f"({text})"

@@ -270,15 +270,15 @@ class _Fusion:
     def _joinable(self, value: UOp, inner: tuple[UOp, ...]) -> int | None:
         """A loop nest that can compute `value` too: same extents, and not waiting for its end."""
         needs = self._needs(value)
-        read = {self.body_of[u.src[0]]: None for u in self._loads_of(value, self.body_of)}
+        read = {self.body_of[u.src[0]] for u in self._loads_of(value, self.body_of)}
         for number, body in enumerate(self.bodies):
             if [r.vmax for r in body.loops] != [r.vmax for r in inner] or number in needs:
                 continue
             # Whatever else is read must not itself wait for this body.
-            others = [n for n in read if n != number]
-            if any(n > number or number in self.bodies[n].after for n in others):
+            others = read - {number}
+            if any(n > number for n in others | needs):
                 continue
-            if any(n > number for n in needs):
+            if any(number in self.bodies[n].after for n in others):
                 continue
             loops = dict(zip(inner, body.loops, strict=True))
             shifted = value.substitute(loops)

@@ -78,9 +78,8 @@ def _is_short(u: UOp) -> bool:
     if u.op is not Ops.REDUCE or u.arg[0] is not Ops.MAX or u.dtype in dtypes.floats:
         return False
     loops = set(u.src[1:])
-    if any(loop.src[0].op is not Ops.CONST for loop in loops):
-        return False
-    if math.prod(map(extent, loops)) > MOST_WRITTEN_OUT:
+    has_ends = all(loop.src[0].op is Ops.CONST for loop in loops)
+    if not has_ends or math.prod(map(extent, loops)) > MOST_WRITTEN_OUT:
         return False
     moving = [x for x in u.src[0].toposort() if loops & set(x.ranges)]
     is_simple = not any(x.op in (Ops.REDUCE, Ops.AFTER, Ops.END) for x in moving)

@@ -257,16 +257,11 @@ class _Builder:
 
     def rebuilt(self, root: UOp, scopes: dict[UOp, _Scope]) -> UOp:
         """`root` with the loops of its ENDs and REDUCEs mapped as scopes[node] says."""
-        digits = {r: d for scope in scopes.values() for r, d in scope.digits.items()}
+        new = {r: d for scope in scopes.values() for r, d in scope.digits.items()} | self.kept
         lanes = {s.lane: s for s in scopes.values() if s.lane is not None}
         targets = {u.src[0] for u in root.toposort() if u.op is Ops.STORE}
-        new: dict[UOp, UOp] = {}
         for u in root.toposort():
-            if u in digits:
-                new[u] = digits[u]
-                continue
-            if u in self.kept:
-                new[u] = self.kept[u]
+            if u in new:
                 continue
             moved = u.replace(src=tuple(new[s] for s in u.src)) if u.src else u
             if u.op is Ops.INDEX and u.addrspace in MEMORY and u not in targets:

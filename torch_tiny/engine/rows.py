@@ -39,9 +39,7 @@ def compiled(
     rows = [
         _Row([call.row(i) for call in calls], numbers, needed_after) for i in range(calls[0].length)
     ]
-    if not all(row.is_uniform for row in rows) or _overlap(rows):
-        return None
-    if max(row.size for row in rows) > _LARGEST:
+    if not all(row.is_uniform and row.size <= _LARGEST for row in rows) or _overlap(rows):
         return None
     if all(row.size == 1 for row in rows):  # what is a number and what an element is not known
         return None

@@ -21,6 +21,7 @@ from torch_tiny.lower.complex_parts import (
     by_parts,
     dtype_of_parts,
     number_for_real,
+    or_real,
     picked_parts,
     real_of,
 )
@@ -149,17 +150,9 @@ def _copied(x: Complex, source: Given) -> Complex:
 
 
 def _filled(name: str, fill: Callable[..., Complex]) -> Function:
-    """Of a complex tensor; a real one takes a complex number that is real."""
-
     real = elementwise.TABLE[name]
     assert not isinstance(real, Rule)
-
-    def apply(x: UOp | Complex, *args: Any) -> Any:
-        if isinstance(x, Complex):
-            return fill(x, *args)
-        return real(x, *(number_for_real(given, x.dtype) for given in args))
-
-    return apply
+    return or_real(real, fill)
 
 
 def _created(name: str, *values: int) -> Function:

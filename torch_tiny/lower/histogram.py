@@ -48,7 +48,7 @@ def _counted(x: UOp, edges: Sequence[UOp], weight: UOp | None, density: bool) ->
     return counts
 
 
-def _bounds(x: UOp, given: Sequence[Number] | None, slack: float) -> tuple[UOp, UOp]:
+def _bounds(x: UOp, given: Sequence[Number] | None) -> tuple[UOp, UOp]:
     """The outer edges of a dimension; a single value is in the middle of its bin."""
     if given is not None:
         low, high = (as_uop(v, x.dtype) for v in given)
@@ -58,7 +58,7 @@ def _bounds(x: UOp, given: Sequence[Number] | None, slack: float) -> tuple[UOp, 
         low, high = amin(x), amax(x)
         require(((high - low) * 0.0).eq(0))
     same = low.eq(high)
-    return same.where(low - slack, low), same.where(high + slack, high)
+    return same.where(low - 0.5, low), same.where(high + 0.5, high)
 
 
 def _histc(x: UOp, bins: int, low: Number, high: Number) -> UOp:
@@ -81,7 +81,7 @@ def _edges(x: UOp, bins: Sequence[int], limits: Sequence[Number] | None) -> list
     for d, m in enumerate(bins):
         column = cut(x, 1, d, d + 1)
         own = None if limits is None else limits[2 * d : 2 * d + 2]
-        result.append(linspace(*_bounds(column, own, 0.5), m + 1, x.dtype))
+        result.append(linspace(*_bounds(column, own), m + 1, x.dtype))
     return result
 
 

@@ -277,8 +277,8 @@ def _build(here: _Device, made: Made) -> None:
     """All kernels of a plan together, which takes OpenCL less time."""
     from torch_tiny.portable.codegen import built
 
-    kernels = [kernel for code, _ in made.built.values() for kernel in (*code.kernels, *code.guard)]
-    built(here.opened, [(k["name"], k["source"], len(k["buffers"])) for k in kernels])
+    codes = (code for code, _ in made.built.values())
+    built(here.opened, [kernel for code in codes for kernel in (*code.kernels, *code.guard)])
 
 
 def _tell(text: str) -> None:
