@@ -72,13 +72,11 @@ def _one(f: _Lanes, u: UOp) -> None:
             _open(f, u)
         case Ops.END | Ops.ENDIF:
             for _ in range(f.kinds.pop()):
-                f.depth -= 1
-                f.emit("}")
+                f.leave()
             if u.op is Ops.END and u.src[1].arg[-1] is PER_LANE:
                 f.one_lane = False
         case Ops.IF:
-            f.emit(f"if ({_condition(f, u.src[0])}) {{")
-            f.depth += 1
+            f.enter(f"if ({_condition(f, u.src[0])}) {{")
             f.kinds.append(1)
         case Ops.INDEX:
             if u.src[1] in f.varying:
@@ -109,23 +107,20 @@ def _open(f: _Lanes, u: UOp) -> None:
     end = operand(f, u.src[0])
     if u.arg[-1] is MATRICES:
         f.varying.add(u)
-        f.emit("for (int64_t group = begin; group < end; group++) {")
-        f.depth += 1
+        f.enter("for (int64_t group = begin; group < end; group++) {")
         f.emit(f"const int64_t first = group * {f.count};")
         f.kinds.append(1)
         return
     if u.arg[-1] is not PER_LANE:
-        f.emit(f"for (int64_t {i} = 0; {i} < {end}; {i}++) {{")
-        f.depth += 1
+        f.enter(f"for (int64_t {i} = 0; {i} < {end}; {i}++) {{")
         f.kinds.append(1)
         return
     f.one_lane = True
-    f.emit(f"for (int64_t {i}_0 = 0; {i}_0 < {end}; {i}_0 += {_BLOCK}) {{")
-    f.emit(f"  const int64_t {i}_1 = {i}_0 + {_BLOCK} < {end} ? {i}_0 + {_BLOCK} : {end};")
-    f.emit(f"  for (int l = 0; l < {f.count}; l++) {{")
-    f.emit(f"    const int64_t own = {_own(f)};")
-    f.emit(f"    for (int64_t {i} = {i}_0; {i} < {i}_1; {i}++) {{")
-    f.depth += 3
+    f.enter(f"for (int64_t {i}_0 = 0; {i}_0 < {end}; {i}_0 += {_BLOCK}) {{")
+    f.emit(f"const int64_t {i}_1 = {i}_0 + {_BLOCK} < {end} ? {i}_0 + {_BLOCK} : {end};")
+    f.enter(f"for (int l = 0; l < {f.count}; l++) {{")
+    f.emit(f"const int64_t own = {_own(f)};")
+    f.enter(f"for (int64_t {i} = {i}_0; {i} < {i}_1; {i}++) {{")
     f.kinds.append(3)
 
 
@@ -149,10 +144,10 @@ def _place(f: _Lanes, u: UOp) -> tuple[str, bool]:
 
 
 def _emit_for_lanes(f: _Lanes, line: str) -> None:
-    f.emit(f"for (int l = 0; l < {f.count}; l++) {{")
-    f.emit(f"  const int64_t own = {_own(f)};")
-    f.emit(f"  {line}")
-    f.emit("}")
+    f.enter(f"for (int l = 0; l < {f.count}; l++) {{")
+    f.emit(f"const int64_t own = {_own(f)};")
+    f.emit(line)
+    f.leave()
 
 
 def _load(f: _Lanes, u: UOp) -> None:

@@ -84,6 +84,15 @@ class Text:
     def emit(self, line: str) -> None:
         self.lines.append("  " * self.depth + line)
 
+    def enter(self, line: str) -> None:
+        """A line that opens a brace."""
+        self.emit(line)
+        self.depth += 1
+
+    def leave(self) -> None:
+        self.depth -= 1
+        self.emit("}")
+
     def new(self, prefix: str) -> str:
         """A name. A routine may compute the same node again in another loop."""
         self.made += 1
@@ -195,16 +204,13 @@ def _render_one(f: _Function, u: UOp) -> None:
                 f.emit("#pragma omp simd")
             i, kind = f.names[u], _kind(f, u)
             first, last = ("begin", "end") if u is f.divided else ("0", operand(f, u.src[0]))
-            f.emit(f"for ({kind} {i} = {first}; {i} < {last}; {i}++) {{")
-            f.depth += 1
+            f.enter(f"for ({kind} {i} = {first}; {i} < {last}; {i}++) {{")
             if u in f.scalar:
                 f.emit(SCALAR_MARK)
         case Ops.END | Ops.ENDIF:
-            f.depth -= 1
-            f.emit("}")
+            f.leave()
         case Ops.IF:
-            f.emit(f"if ({operand(f, u.src[0])}) {{")
-            f.depth += 1
+            f.enter(f"if ({operand(f, u.src[0])}) {{")
         case Ops.INDEX:
             buffer, index = u.src
             pointer = f.names[buffer]

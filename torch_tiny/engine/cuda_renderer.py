@@ -152,9 +152,8 @@ def _render_one(f: _Function, u: UOp) -> None:
         case Ops.RANGE:
             _open(f, u)
         case Ops.IF:
-            f.emit(f"if ({_operand(f, u.src[0])}) {{")
+            f.enter(f"if ({_operand(f, u.src[0])}) {{")
             f.open.append((u, 1))
-            f.depth += 1
         case Ops.END | Ops.ENDIF:
             _close(f)
         case Ops.INDEX:
@@ -204,22 +203,20 @@ def _open(f: _Function, u: UOp) -> None:
         me = "threadIdx.x" if f.launch.is_by_rows else "threadIdx.y"
         if trips <= UNROLLED_TRIPS:
             f.emit("#pragma unroll")
-        f.emit(f"for (int {k} = 0; {k} < {trips}; {k}++) {{")
-        f.depth += 1
+        f.enter(f"for (int {k} = 0; {k} < {trips}; {k}++) {{")
         f.emit(f"const {kind} {i} = {k} * {group} + {me};")
         is_whole = steps % group == 0 and u.src[0].op is Ops.CONST
-        f.emit("{" if is_whole else f"if ({i} < {end}) {{")
+        f.enter("{" if is_whole else f"if ({i} < {end}) {{")
         braces = 2
         f.stored = False
     elif axis is WIDE:
-        f.emit("{")
-        f.emit(f"  const {kind} {i} = 0;")
+        f.enter("{")
+        f.emit(f"const {kind} {i} = 0;")
     else:
         if axis is LANES:
             f.emit("#pragma unroll")
-        f.emit(f"for ({kind} {i} = 0; {i} < {end}; {i}++) {{")
+        f.enter(f"for ({kind} {i} = 0; {i} < {end}; {i}++) {{")
     f.open.append((u, braces))
-    f.depth += 1
 
 
 def _open_across(f: _Function, i: str, kind: str, count: int) -> None:
@@ -228,7 +225,7 @@ def _open_across(f: _Function, i: str, kind: str, count: int) -> None:
         f.emit(f"const {kind} {i}_own = ({kind})blockIdx.x * {WARP} + threadIdx.x;")
         f.emit(f"const bool leads = threadIdx.y == 0 && {i}_own < {count};")
         f.emit(f"const {kind} {i} = {i}_own < {count} ? {i}_own : {count - 1};")
-        f.emit("{")
+        f.enter("{")
         return
     each, me = {
         "flat": (launch.block[0], "threadIdx.x"),
@@ -237,16 +234,14 @@ def _open_across(f: _Function, i: str, kind: str, count: int) -> None:
     }[launch.way]
     f.emit(f"const {kind} {i} = ({kind})blockIdx.x * {each} + {me};")
     # Whole warps leave at the end of the rows, so that those that stay can shuffle.
-    f.emit("{" if count % each == 0 else f"if ({i} < {count}) {{")
+    f.enter("{" if count % each == 0 else f"if ({i} < {count}) {{")
 
 
 def _close(f: _Function) -> None:
     _, braces = f.open.pop()
-    f.depth -= 1
-    f.emit("}")
+    f.leave()
     if braces == 2:
-        f.depth -= 1
-        f.emit("}")
+        f.leave()
         if f.stored and f.launch.way != "group":  # a routine says itself where its threads meet
             f.emit(_sync(f))
         f.stored = False
