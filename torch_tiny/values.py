@@ -210,7 +210,7 @@ def _is_one_number(value: UOp | Complex) -> bool:
 
 def _is_true(condition: UOp) -> bool:
     """Whether it holds whatever the data."""
-    if any(u.op is Ops.PARAM for u in condition.toposort()):
+    if condition.op_in_backward_slice_with_self(Ops.PARAM):
         return False
     value = folded(seal_integers(condition)).base
     return value.op is Ops.CONST and bool(value.arg)

@@ -197,17 +197,16 @@ class Kernel:
     @contextmanager
     def each(self, start: Index, stop: Index, per_lane: bool = False) -> Iterator[Value]:
         """Independent iterations. per_lane: with memory that other matrices use otherwise."""
-        kind = PER_LANE if per_lane and self.style is Style.LANES else EACH
-        if self._sharing or (self.style is Style.LANES and kind is EACH):
-            kind = IN_ORDER if self.style is not Style.SERIAL else EACH
-            with self._loop(start, stop, kind) as i:
-                yield i
-            return
-        self._sharing = self.style is Style.THREADS
+        shared = self.style is Style.THREADS and not self._sharing
+        kind = EACH if shared or self.style is Style.SERIAL else IN_ORDER
+        if per_lane and self.style is Style.LANES:
+            kind = PER_LANE
+        self._sharing |= shared
         with self._loop(start, stop, kind) as i:
             yield i
-        self._sharing = False
-        self.barrier()
+        if shared:
+            self._sharing = False
+            self.barrier()
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
@@ -413,14 +412,11 @@ class Kernel:
 
     def _emit(self, u: UOp) -> None:
         """Puts a node and what it needs, unless the open loops have it already."""
-        stack = [(u, False)]
-        while stack:
-            node, ready = stack.pop()
-            if node.op in (Ops.CONST, Ops.STACK) or any(node in scope for scope in self._emitted):
-                continue
-            if ready:
-                self.uops.append(node)
-                self._emitted[-1].add(node)
-            else:
-                stack.append((node, True))
-                stack += [(s, False) for s in reversed(node.src)]
+        new = u.toposort(
+            gate=lambda node: (
+                node.op not in (Ops.CONST, Ops.STACK)
+                and not any(node in scope for scope in self._emitted)
+            )
+        )
+        self.uops += new
+        self._emitted[-1].update(new)

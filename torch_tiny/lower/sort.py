@@ -93,8 +93,6 @@ def _median_of_all(rank: Callable[[int, UOp], UOp], x: UOp) -> UOp:
 
 def _topk(x: UOp, k: int, dim: int, largest: bool, _sorted: bool) -> Pair:
     values, index = sort(x, dim, largest)
-    if x.ndim == 0:
-        return values, index
     dim = wrap_dim(dim, x.ndim)
     return cut(values, dim, 0, k), cut(index, dim, 0, k)
 
