@@ -100,10 +100,7 @@ class Call:
     @property
     def tensors(self) -> Iterator[Tensor]:
         """The tiny tensors among the arguments."""
-        for arg in self.args:
-            for item in arg if isinstance(arg, list) else (arg,):
-                if isinstance(item, Tensor):
-                    yield item
+        return (item for item in _items(self.args) if isinstance(item, Tensor))
 
     @property
     def reads(self) -> set[int]:
@@ -121,11 +118,7 @@ class Call:
     @property
     def is_plain(self) -> bool:
         """Whether every argument and result is of a kind that can be compiled."""
-        return not any(
-            isinstance(item, Unknown)
-            for arg in (*self.args, self.results)
-            for item in (arg if isinstance(arg, list) else (arg,))
-        )
+        return not any(isinstance(item, Unknown) for item in _items((*self.args, *self.results)))
 
     @property
     def length(self) -> int:
@@ -169,13 +162,17 @@ def read_trace(text: str) -> Trace:
 
 def _slots(items: Iterable[Any]) -> set[int]:
     """The storages that these tensors, or lists of them, lie in."""
-    found: set[int] = set()
-    for item in items:
-        if isinstance(item, list):
-            found |= _slots(item)
-        elif isinstance(item, Tensor | Unknown) and item.slot is not None:
-            found.add(item.slot)
-    return found
+    tensors = (item for item in _items(items) if isinstance(item, Tensor | Unknown))
+    return {tensor.slot for tensor in tensors if tensor.slot is not None}
+
+
+def _items(values: Iterable[Any]) -> Iterator[Any]:
+    """Those of lists one by one."""
+    for value in values:
+        if isinstance(value, list):
+            yield from _items(value)
+        else:
+            yield value
 
 
 def _call(number: int, given: dict[str, Any]) -> Call:

@@ -109,19 +109,16 @@ def _open(f: _Lanes, u: UOp) -> None:
         f.varying.add(u)
         f.enter("for (int64_t group = begin; group < end; group++) {")
         f.emit(f"const int64_t first = group * {f.count};")
-        f.kinds.append(1)
-        return
-    if u.arg[-1] is not PER_LANE:
+    elif u.arg[-1] is PER_LANE:
+        f.one_lane = True
+        f.enter(f"for (int64_t {i}_0 = 0; {i}_0 < {end}; {i}_0 += {_BLOCK}) {{")
+        f.emit(f"const int64_t {i}_1 = {i}_0 + {_BLOCK} < {end} ? {i}_0 + {_BLOCK} : {end};")
+        f.enter(f"for (int l = 0; l < {f.count}; l++) {{")
+        f.emit(f"const int64_t own = {_own(f)};")
+        f.enter(f"for (int64_t {i} = {i}_0; {i} < {i}_1; {i}++) {{")
+    else:
         f.enter(f"for (int64_t {i} = 0; {i} < {end}; {i}++) {{")
-        f.kinds.append(1)
-        return
-    f.one_lane = True
-    f.enter(f"for (int64_t {i}_0 = 0; {i}_0 < {end}; {i}_0 += {_BLOCK}) {{")
-    f.emit(f"const int64_t {i}_1 = {i}_0 + {_BLOCK} < {end} ? {i}_0 + {_BLOCK} : {end};")
-    f.enter(f"for (int l = 0; l < {f.count}; l++) {{")
-    f.emit(f"const int64_t own = {_own(f)};")
-    f.enter(f"for (int64_t {i} = {i}_0; {i} < {i}_1; {i}++) {{")
-    f.kinds.append(3)
+    f.kinds.append(3 if u.arg[-1] is PER_LANE else 1)
 
 
 def _own(f: _Lanes) -> str:

@@ -212,7 +212,8 @@ class _Fusion:
     def add(self, nest: Nest) -> None:
         digits, inner = _digits(nest, self.row)
         index, value = (simplified(u.substitute(digits)) for u in (nest.index, nest.value))
-        value = self._read_scalars(value)
+        scalars = self._loads_of(value, self.scalars)
+        value = substituted(value, {u: _gated(u, self.scalars[u.src[0]][1]) for u in scalars})
         if not inner:
             self.scalars[nest.target] = (index, self._read_rows(value, set()))
             return
@@ -242,10 +243,6 @@ class _Fusion:
     def _loads_of(self, value: UOp, targets: Iterable[UOp]) -> list[UOp]:
         wanted = set(targets)
         return [u for u in value.toposort() if u.op is Ops.INDEX and u.src[0] in wanted]
-
-    def _read_scalars(self, value: UOp) -> UOp:
-        loads = self._loads_of(value, self.scalars)
-        return substituted(value, {u: _gated(u, self.scalars[u.src[0]][1]) for u in loads})
 
     def _read_pointwise(self, value: UOp, body: _Body) -> UOp:
         found = {u: body.writes[u.src[0]] for u in self._loads_of(value, body.writes)}

@@ -114,15 +114,11 @@ class _Compiler:
             why = "no lowering"
         elif not self._everything and is_heavy(call.op, [t.spec.shape for t in call.tensors]):
             why = "PyTorch's own kernel is better"
-        elif self._is_written_out(call):
+        elif not self._everything and self._lists(call) is None and _is_long(call):
             why = _NO_SHARED_LOOP
         if why:
             self._refuse(call, why)
         return not why
-
-    def _is_written_out(self, call: Call) -> bool:
-        """Whether its code would grow with its lists."""
-        return not self._everything and self._lists(call) is None and _is_long(call)
 
     def _lists(self, call: Call) -> Hashable:
         """Calls on lists whose elements can share a loop are a kind of their own."""

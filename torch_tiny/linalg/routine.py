@@ -31,8 +31,7 @@ def run(
         while flat in inputs:  # WebGPU binds a buffer to one argument only
             flat = _hidden(flat)
         inputs.append(flat)
-    sizes = [(dtype, size) for dtype, size in results]
-    sizes += [(x.dtype, int(x.shape[0]) // batch) for x in inputs]
+    sizes = [*results, *((x.dtype, int(x.shape[0]) // batch) for x in inputs)]
     return routine_results(Routine(name, tuple(numbers), batch, tuple(sizes)), len(results), inputs)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch_tiny.lower.conditions import require
 from torch_tiny.uops import DType, UOp, constant, dtypes
-from torch_tiny.uops.integers import around
 
 
 class NoLowering(Exception):  # noqa: N818  (an answer, not an error)
@@ -160,7 +159,10 @@ def wrapped(number: bool | int | float, dtype: DType) -> bool | int | float:
         return bool(number)
     if is_float(dtype):
         return float(number)
-    return around(int(number), dtype)
+    bits = 8 * dtype.itemsize
+    value = int(number) & ((1 << bits) - 1)
+    signed = dtype != dtypes.uint8 and value >> (bits - 1)
+    return value - (1 << bits) if signed else value
 
 
 def elementwise(

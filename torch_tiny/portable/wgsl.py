@@ -25,9 +25,7 @@ OPERATORS = {
     "neg": "tt_neg({0})",
     "differ": "!({0} == {1})",  # != is false for NaN
     "reciprocal": "tt_divide(1.0, {0})",
-    "floor": "floor({0})",
-    "ceil": "ceil({0})",
-    "trunc": "trunc({0})",
+    **{name: f"{name}({{0}})" for name in ("floor", "ceil", "trunc")},
     "fabs": "abs({0})",
     "rint": "round({0})",
     "integer": "select(-2147483647 - 1, i32({0}), {0} >= -2147483648.0 && {0} < 2147483648.0)",
