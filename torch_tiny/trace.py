@@ -245,7 +245,5 @@ _READERS: dict[str, Callable[[list[Any]], Any]] = {
 def _result(given: Any, slot: int) -> Tensor | Unknown | None:
     if given is None:
         return None
-    if given[0] not in DTYPES:
-        return Unknown(slot)
     dtype, sizes, strides, offset, *bits = given
     return _tensor([slot, offset, dtype, sizes, strides, *bits])

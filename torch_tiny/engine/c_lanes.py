@@ -32,7 +32,6 @@ class _Lanes(Text):
     varying: set[UOp] = field(default_factory=set)
     scalar: set[UOp] = field(default_factory=set)  # of one lane, in a loop that is inside out
     one_lane: bool = False
-    kinds: list[int] = field(default_factory=list)  # braces of each open loop
 
     @property
     def count(self) -> int:
@@ -70,14 +69,14 @@ def _one(f: _Lanes, u: UOp) -> None:
             f.emit(f"{kind} {name};" if _is_variable(u) else f"{kind} {name}[{size}];")
         case Ops.RANGE:
             _open(f, u)
-        case Ops.END | Ops.ENDIF:
-            for _ in range(f.kinds.pop()):
+        case Ops.END if u.src[1].arg[-1] is PER_LANE:
+            for _ in range(3):  # over blocks, lanes and elements
                 f.leave()
-            if u.op is Ops.END and u.src[1].arg[-1] is PER_LANE:
-                f.one_lane = False
+            f.one_lane = False
+        case Ops.END | Ops.ENDIF:
+            f.leave()
         case Ops.IF:
             f.enter(f"if ({_condition(f, u.src[0])}) {{")
-            f.kinds.append(1)
         case Ops.INDEX:
             if u.src[1] in f.varying:
                 f.varying.add(u)
@@ -118,7 +117,6 @@ def _open(f: _Lanes, u: UOp) -> None:
         f.enter(f"for (int64_t {i} = {i}_0; {i} < {i}_1; {i}++) {{")
     else:
         f.enter(f"for (int64_t {i} = 0; {i} < {end}; {i}++) {{")
-    f.kinds.append(3 if u.arg[-1] is PER_LANE else 1)
 
 
 def _own(f: _Lanes) -> str:

@@ -114,12 +114,12 @@ class _Function(c_renderer.Text):
     launch: Launch
     scalars: frozenset[UOp]
     trips: dict[UOp, str] = field(default_factory=dict)  # loop of threads -> counter of its trips
-    open: list[tuple[UOp, int]] = field(default_factory=list)  # (loop, braces)
+    open: list[UOp] = field(default_factory=list)  # loops and conditions
     read_back: set[UOp] = field(default_factory=set)  # buffers that are both stored to and loaded
     stored: bool = False  # to one of them, in the open loop of threads
 
     def is_open(self, kind: object) -> bool:
-        return any(r.arg[-1] is kind for r, _ in self.open if r.op is Ops.RANGE)
+        return any(_is_loop(u, kind) for u in self.open)
 
 
 def render(
@@ -153,7 +153,7 @@ def _render_one(f: _Function, u: UOp) -> None:
             _open(f, u)
         case Ops.IF:
             f.enter(f"if ({_operand(f, u.src[0])}) {{")
-            f.open.append((u, 1))
+            f.open.append(u)
         case Ops.END | Ops.ENDIF:
             _close(f)
         case Ops.INDEX:
@@ -170,6 +170,10 @@ def _render_one(f: _Function, u: UOp) -> None:
 
 def _is_memory(u: UOp) -> bool:
     return u.addrspace is not AddrSpace.REG
+
+
+def _is_loop(u: UOp, kind: object) -> bool:
+    return u.op is Ops.RANGE and u.arg[-1] is kind
 
 
 def _declare(f: _Function, u: UOp) -> None:
@@ -192,7 +196,6 @@ def _declare(f: _Function, u: UOp) -> None:
 def _open(f: _Function, u: UOp) -> None:
     i = f.names[u] = f.new("i")
     kind, end, axis = c_name(u.dtype), _operand(f, u.src[0]), u.arg[-1]
-    braces = 1
     if axis is ACROSS:
         _open_across(f, i, kind, int(u.vmax) + 1)
     elif axis is THREADS:
@@ -207,7 +210,6 @@ def _open(f: _Function, u: UOp) -> None:
         f.emit(f"const {kind} {i} = {k} * {group} + {me};")
         is_whole = steps % group == 0 and u.src[0].op is Ops.CONST
         f.enter("{" if is_whole else f"if ({i} < {end}) {{")
-        braces = 2
         f.stored = False
     elif axis is WIDE:
         f.enter("{")
@@ -216,7 +218,7 @@ def _open(f: _Function, u: UOp) -> None:
         if axis is LANES:
             f.emit("#pragma unroll")
         f.enter(f"for ({kind} {i} = 0; {i} < {end}; {i}++) {{")
-    f.open.append((u, braces))
+    f.open.append(u)
 
 
 def _open_across(f: _Function, i: str, kind: str, count: int) -> None:
@@ -238,9 +240,8 @@ def _open_across(f: _Function, i: str, kind: str, count: int) -> None:
 
 
 def _close(f: _Function) -> None:
-    _, braces = f.open.pop()
     f.leave()
-    if braces == 2:
+    if _is_loop(f.open.pop(), THREADS):
         f.leave()
         if f.stored and f.launch.way != "group":  # a routine says itself where its threads meet
             f.emit(_sync(f))
@@ -275,8 +276,7 @@ def _in_row(f: _Function, index: UOp) -> str:
 
 
 def _wide_loop(f: _Function) -> UOp | None:
-    loop = f.open[-1][0] if f.open else None
-    return loop if loop is not None and loop.op is Ops.RANGE and loop.arg[-1] is WIDE else None
+    return f.open[-1] if f.open and _is_loop(f.open[-1], WIDE) else None
 
 
 def _wide(f: _Function, loop: UOp, access: UOp, const: str) -> str:

@@ -35,14 +35,6 @@ COMBINE = "group_"
 
 
 @dataclass(frozen=True)
-class Argument:
-    """A buffer of the kernel: `size` elements for each matrix."""
-
-    dtype: DType
-    size: int
-
-
-@dataclass(frozen=True)
 class Array:
     """Memory of one matrix: its part of an argument, or scratch while the kernel runs."""
 
@@ -125,7 +117,8 @@ class Scalar:
 class Kernel:
     """Emits the UOps of a kernel in order."""
 
-    arguments: Sequence[Argument]
+    arguments: Sequence[tuple[DType, int]]
+    """The type of each buffer, and its elements for each matrix."""
     batch: int
     style: Style
     scratch: int
@@ -143,7 +136,7 @@ class Kernel:
 
     def argument(self, number: int) -> Array:
         """This matrix's part of an argument."""
-        return Array(self, self._params[number], self.matrix * self.arguments[number].size)
+        return Array(self, self._params[number], self.matrix * self.arguments[number][1])
 
     def array(self, dtype: DType, size: int) -> Array | None:
         """Fast memory; None if there is not enough of it."""
@@ -361,8 +354,8 @@ class Kernel:
 
     def begin(self) -> None:
         self._params = [
-            UOp.param(slot, a.dtype, (self.batch * a.size,), "CPU")
-            for slot, a in enumerate(self.arguments)
+            UOp.param(slot, dtype, (self.batch * size,), "CPU")
+            for slot, (dtype, size) in enumerate(self.arguments)
         ]
         for param in self._params:
             self._emit(param)
