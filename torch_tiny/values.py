@@ -27,6 +27,10 @@ class Buffer:
     offset: int = 0
     """Bytes of the storage before it."""
 
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
 
 @dataclass
 class Values:

@@ -63,10 +63,8 @@ def _one(f: _Lanes, u: UOp) -> None:
         case Ops.PARAM:
             f.names[u] = f.pointers[u]
         case Ops.BUFFER:
-            name = f.named(u)
-            size = u.max_numel()
-            kind = f.vector(u.dtype)
-            f.emit(f"{kind} {name};" if _is_variable(u) else f"{kind} {name}[{size}];")
+            size = "" if _is_variable(u) else f"[{u.max_numel()}]"
+            f.emit(f"{f.vector(u.dtype)} {f.named(u)}{size};")
         case Ops.RANGE:
             _open(f, u)
         case Ops.END if u.src[1].arg[-1] is PER_LANE:

@@ -268,6 +268,13 @@ def _edge_pads(rule: Function, suffix: str = "") -> dict[str, Function]:
 # --- windows: unfold in two dimensions ---
 
 
+def windows_of(x: UOp, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+               dilation: Sequence[int]) -> UOp:  # fmt: skip
+    """(n, channels, *positions, *kernel)"""
+    padded = pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)])
+    return padded._pool(tuple(kernel), tuple(stride), tuple(dilation))
+
+
 def _im2col(x: UOp, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int],
             stride: Sequence[int]) -> UOp:  # fmt: skip
     batched = x if x.ndim == 4 else x.unsqueeze(0)
@@ -276,10 +283,8 @@ def _im2col(x: UOp, kernel: Sequence[int], dilation: Sequence[int], padding: Seq
         return _im2col(
             full((1, *int_shape(x)[1:]), 0, x.dtype), kernel, dilation, padding, stride
         ).shrink(((0, 0), None, None))
-    padded = pad(batched, [(0, 0), (0, 0), *((p, p) for p in padding)])
-    pooled = padded._pool(tuple(kernel), tuple(stride), tuple(dilation))
-    columns = pooled.permute((0, 1, 4, 5, 2, 3))
-    columns = columns.reshape((n, channels * math.prod(kernel), -1))
+    windows = windows_of(batched, kernel, stride, padding, dilation)
+    columns = windows.permute((0, 1, 4, 5, 2, 3)).reshape((n, channels * math.prod(kernel), -1))
     return columns if x.ndim == 4 else columns.squeeze(0)
 
 
