@@ -100,7 +100,7 @@ class Call:
     @property
     def tensors(self) -> Iterator[Tensor]:
         """The tiny tensors among the arguments."""
-        return (item for item in _items(self.args) if isinstance(item, Tensor))
+        return tensors_in(self.args)
 
     @property
     def reads(self) -> set[int]:
@@ -160,6 +160,11 @@ def read_trace(text: str) -> Trace:
     return Trace(slots, [_call(i, call) for i, call in enumerate(given["calls"])])
 
 
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Those of lists, too."""
+    return (item for item in _items(values) if isinstance(item, Tensor))
+
+
 def _slots(items: Iterable[Any]) -> set[int]:
     """The storages that these tensors, or lists of them, lie in."""
     tensors = (item for item in _items(items) if isinstance(item, Tensor | Unknown))
@@ -188,9 +193,8 @@ def _call(number: int, given: dict[str, Any]) -> Call:
     names = written(given["op"], args)
     for i, argument in enumerate(schema.arguments):
         if argument.name in names:
-            value = args[i] if isinstance(args[i], list) else [args[i]]
-            call.written += [item for item in value if isinstance(item, Tensor)]
-            call.written_unknown |= _slots(item for item in value if isinstance(item, Unknown))
+            call.written += tensors_in([args[i]])
+            call.written_unknown |= _slots(x for x in _items([args[i]]) if isinstance(x, Unknown))
         if isinstance(args[i], int) and "ScalarType" in argument.real_type:
             args[i] = _SCALAR_TYPES.get(args[i], UNKNOWN)
     return call

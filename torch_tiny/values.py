@@ -8,7 +8,7 @@ from torch_tiny.lower import Lifted, NoLowering, lower
 from torch_tiny.lower.complex_value import PARTS, Complex, from_real, read_complex, write_complex
 from torch_tiny.lower.conditions import all_hold
 from torch_tiny.lower.shapes import DTYPES
-from torch_tiny.trace import Call, Tensor, Trace, Value
+from torch_tiny.trace import Call, Tensor, Trace, Value, tensors_in
 from torch_tiny.uops import DType, Ops, UOp, buffer_param, compiling, folded
 from torch_tiny.uops.wrapping import seal_integers
 from torch_tiny.views import read, write
@@ -75,9 +75,7 @@ class _Evaluation:
         self._current: dict[int, UOp] = {}
         self._first: dict[int, UOp] = {}
         self._dtypes: dict[int, types.dtype] = {}
-        self._made = {
-            result.slot for call in calls for result in call.results if isinstance(result, Tensor)
-        }
+        self._made = {result.slot for call in calls for result in tensors_in(call.results)}
 
     def run(self, needed_after: set[int]) -> Values:
         conditions: list[UOp] = []

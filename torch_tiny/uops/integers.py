@@ -93,7 +93,7 @@ def _spelled(u: UOp, spelling: Spelling) -> str | None:
 
 
 def _divide(u: UOp) -> UOp:
-    """tinygrad's division is a text of 64 steps, compiled for minutes."""
+    """By a function: tinygrad's division is a text of 64 steps, compiled for minutes."""
     words = tuple(word for x in u.src for word in _words(x))
     name = f"tt_{'u' * (u.dtype == dtypes.uint64)}{'div' if u.op is Ops.CDIV else 'mod'}"
     return _pair(f"{name}({{0}}, {{1}}, {{2}}, {{3}})", words, u.dtype)
