@@ -94,24 +94,13 @@ def _upstream(groups: list[Group], start: set[int]) -> set[int]:
 
 
 def _in_order(groups: list[Group]) -> list[Group]:
-    order: list[Group] = []
-    done: set[int] = set()
-
-    def visit(number: int) -> None:
-        stack = [(number, iter(sorted(groups[number].before)))]
-        done.add(number)
-        while stack:
-            at, rest = stack[-1]
-            for other in rest:
-                if other not in done:
-                    done.add(other)
-                    stack.append((other, iter(sorted(groups[other].before))))
-                    break
-            else:
-                order.append(groups[at])
-                stack.pop()
-
-    for number in range(len(groups)):
-        if number not in done:
-            visit(number)
-    return order
+    """Each after those that it needs, the earliest ones first."""
+    order: dict[int, None] = {}
+    stack = list(reversed(range(len(groups))))
+    while stack:
+        missing = groups[stack[-1]].before - order.keys()
+        if missing:
+            stack += sorted(missing, reverse=True)
+        else:
+            order.setdefault(stack.pop())
+    return [groups[number] for number in order]

@@ -100,10 +100,7 @@ class Call:
     @property
     def tensors(self) -> Iterator[Tensor]:
         """The tiny tensors among the arguments."""
-        for arg in self.args:
-            for item in arg if isinstance(arg, list) else (arg,):
-                if isinstance(item, Tensor):
-                    yield item
+        return tensors_in(self.args)
 
     @property
     def reads(self) -> set[int]:
@@ -121,11 +118,7 @@ class Call:
     @property
     def is_plain(self) -> bool:
         """Whether every argument and result is of a kind that can be compiled."""
-        return not any(
-            isinstance(item, Unknown)
-            for arg in (*self.args, self.results)
-            for item in (arg if isinstance(arg, list) else (arg,))
-        )
+        return not any(isinstance(item, Unknown) for item in _items((*self.args, *self.results)))
 
     @property
     def length(self) -> int:
@@ -167,15 +160,24 @@ def read_trace(text: str) -> Trace:
     return Trace(slots, [_call(i, call) for i, call in enumerate(given["calls"])])
 
 
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Those of lists, too."""
+    return (item for item in _items(values) if isinstance(item, Tensor))
+
+
 def _slots(items: Iterable[Any]) -> set[int]:
     """The storages that these tensors, or lists of them, lie in."""
-    found: set[int] = set()
-    for item in items:
-        if isinstance(item, list):
-            found |= _slots(item)
-        elif isinstance(item, Tensor | Unknown) and item.slot is not None:
-            found.add(item.slot)
-    return found
+    tensors = (item for item in _items(items) if isinstance(item, Tensor | Unknown))
+    return {tensor.slot for tensor in tensors if tensor.slot is not None}
+
+
+def _items(values: Iterable[Any]) -> Iterator[Any]:
+    """Those of lists one by one."""
+    for value in values:
+        if isinstance(value, list):
+            yield from _items(value)
+        else:
+            yield value
 
 
 def _call(number: int, given: dict[str, Any]) -> Call:
@@ -191,9 +193,8 @@ def _call(number: int, given: dict[str, Any]) -> Call:
     names = written(given["op"], args)
     for i, argument in enumerate(schema.arguments):
         if argument.name in names:
-            value = args[i] if isinstance(args[i], list) else [args[i]]
-            call.written += [item for item in value if isinstance(item, Tensor)]
-            call.written_unknown |= _slots(item for item in value if isinstance(item, Unknown))
+            call.written += tensors_in([args[i]])
+            call.written_unknown |= _slots(x for x in _items([args[i]]) if isinstance(x, Unknown))
         if isinstance(args[i], int) and "ScalarType" in argument.real_type:
             args[i] = _SCALAR_TYPES.get(args[i], UNKNOWN)
     return call
@@ -248,7 +249,5 @@ _READERS: dict[str, Callable[[list[Any]], Any]] = {
 def _result(given: Any, slot: int) -> Tensor | Unknown | None:
     if given is None:
         return None
-    if given[0] not in DTYPES:
-        return Unknown(slot)
     dtype, sizes, strides, offset, *bits = given
     return _tensor([slot, offset, dtype, sizes, strides, *bits])

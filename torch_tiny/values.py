@@ -8,7 +8,7 @@ from torch_tiny.lower import Lifted, NoLowering, lower
 from torch_tiny.lower.complex_value import PARTS, Complex, from_real, read_complex, write_complex
 from torch_tiny.lower.conditions import all_hold
 from torch_tiny.lower.shapes import DTYPES
-from torch_tiny.trace import Call, Tensor, Trace, Value
+from torch_tiny.trace import Call, Tensor, Trace, Value, tensors_in
 from torch_tiny.uops import DType, Ops, UOp, buffer_param, compiling, folded
 from torch_tiny.uops.wrapping import seal_integers
 from torch_tiny.views import read, write
@@ -26,6 +26,10 @@ class Buffer:
     item: int = -1
     offset: int = 0
     """Bytes of the storage before it."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
 
 
 @dataclass
@@ -71,9 +75,7 @@ class _Evaluation:
         self._current: dict[int, UOp] = {}
         self._first: dict[int, UOp] = {}
         self._dtypes: dict[int, types.dtype] = {}
-        self._made = {
-            result.slot for call in calls for result in call.results if isinstance(result, Tensor)
-        }
+        self._made = {result.slot for call in calls for result in tensors_in(call.results)}
 
     def run(self, needed_after: set[int]) -> Values:
         conditions: list[UOp] = []
@@ -210,7 +212,7 @@ def _is_one_number(value: UOp | Complex) -> bool:
 
 def _is_true(condition: UOp) -> bool:
     """Whether it holds whatever the data."""
-    if any(u.op is Ops.PARAM for u in condition.toposort()):
+    if condition.op_in_backward_slice_with_self(Ops.PARAM):
         return False
     value = folded(seal_integers(condition)).base
     return value.op is Ops.CONST and bool(value.arg)

@@ -30,7 +30,9 @@ class ViewSpec:
         """Whether elements share memory; or may, where it is long to find out."""
         if any(n > 1 and stride == 0 for n, stride in zip(self.shape, self.strides, strict=True)):
             return 0 not in self.shape
-        if 0 in self.shape or _moves(self._reach(), self) is not None:
+        steps = zip(self.shape, self.strides, strict=True)
+        reach = self.offset + 1 + sum((n - 1) * stride for n, stride in steps)
+        if 0 in self.shape or _moves(reach, self) is not None:
             return False
         if math.prod(self.shape) > _MOST_COUNTED:
             return True
@@ -38,11 +40,6 @@ class ViewSpec:
         for n, stride in zip(self.shape, self.strides, strict=True):
             places = {place + i * stride for place in places for i in range(n)}
         return len(places) < math.prod(self.shape)
-
-    def _reach(self) -> int:
-        """How long a buffer it needs."""
-        steps = zip(self.shape, self.strides, strict=True)
-        return self.offset + 1 + sum((n - 1) * stride for n, stride in steps)
 
 
 _MOST_COUNTED = 1 << 16
@@ -93,6 +90,10 @@ def from_movement(uop: UOp) -> ViewSpec | None:
 def int_shape(uop: UOp) -> tuple[int, ...]:
     """A shape without symbolic sizes, which torch_tiny never has."""
     return tuple(int(n) for n in uop.shape)
+
+
+def cut(x: UOp, dim: int, start: int, stop: int) -> UOp:
+    return x.shrink(tuple((start, stop) if d == dim else None for d in range(x.ndim)))
 
 
 @dataclass(frozen=True)
@@ -148,12 +149,12 @@ def _window(dim: int, length: int, start: int, size: int) -> _Move:
     """Elements [start, start + size) of a dimension; zeros beyond its end."""
 
     def forward(x: UOp) -> UOp:
-        kept = _cut(x, dim, start, min(length, start + size))
+        kept = cut(x, dim, start, min(length, start + size))
         return _padded(kept, dim, 0, max(0, start + size - length))
 
     def backward(x: UOp) -> UOp:
         padded = _padded(x, dim, start, max(0, length - start - size))
-        return _cut(padded, dim, 0, length)
+        return cut(padded, dim, 0, length)
 
     return _Move(forward, backward)
 
@@ -183,10 +184,6 @@ def _broadcast(spec: ViewSpec, sizes: list[int]) -> _Move:
 
 def _distinct(spec: ViewSpec) -> tuple[int, ...]:
     return tuple(n if stride > 0 else 1 for n, stride in zip(spec.shape, spec.strides, strict=True))
-
-
-def _cut(x: UOp, dim: int, start: int, stop: int) -> UOp:
-    return x.shrink(tuple((start, stop) if d == dim else None for d in range(x.ndim)))
 
 
 def _padded(x: UOp, dim: int, before: int, after: int) -> UOp:
@@ -262,17 +259,13 @@ def _fold_shrink(spec: ViewSpec, parts: tuple[tuple[int, int], ...]) -> ViewSpec
     return ViewSpec(tuple(size for _, size in parts), spec.strides, spec.offset + moved)
 
 
-def _fold_permute(spec: ViewSpec, order: tuple[int, ...]) -> ViewSpec:
-    return ViewSpec(
-        tuple(spec.shape[d] for d in order), tuple(spec.strides[d] for d in order), spec.offset
-    )
-
-
 _FOLDS: dict[Ops, Callable[[ViewSpec, tuple[int, ...]], ViewSpec | None]] = {
     Ops.RESHAPE: _fold_reshape,
     Ops.EXPAND: lambda spec, sizes: ViewSpec(
         (*sizes, *spec.shape), (*(0 for _ in sizes), *spec.strides), spec.offset
     ),
     Ops.SHRINK: _fold_shrink,  # type: ignore[dict-item]
-    Ops.PERMUTE: _fold_permute,
+    Ops.PERMUTE: lambda spec, order: ViewSpec(
+        tuple(spec.shape[d] for d in order), tuple(spec.strides[d] for d in order), spec.offset
+    ),
 }

@@ -5,7 +5,7 @@ place is one vector. Only arguments, and places that differ between lanes, are g
 one; a loop that does only that is turned inside out, so that memory is read along.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch_tiny.engine.c_renderer import Text, c_name, callable_text, operand, operation
@@ -14,6 +14,11 @@ from torch_tiny.uops import AddrSpace, DType, Ops, UOp, dtypes
 
 VECTOR_BYTES = 64
 _BLOCK = 16  # elements of an argument that are copied at a time: a line of the cache
+
+
+def number_dtype(arguments: Iterable[DType]) -> DType:
+    """Of a routine's numbers, by the types of its arguments."""
+    return next((dtype for dtype in arguments if dtype in dtypes.floats), dtypes.float32)
 
 
 def lanes_of(dtype: DType) -> int:
@@ -27,7 +32,6 @@ class _Lanes(Text):
     varying: set[UOp] = field(default_factory=set)
     scalar: set[UOp] = field(default_factory=set)  # of one lane, in a loop that is inside out
     one_lane: bool = False
-    kinds: list[int] = field(default_factory=list)  # braces of each open loop
 
     @property
     def count(self) -> int:
@@ -59,22 +63,18 @@ def _one(f: _Lanes, u: UOp) -> None:
         case Ops.PARAM:
             f.names[u] = f.pointers[u]
         case Ops.BUFFER:
-            name = f.named(u)
-            size = u.max_numel()
-            kind = f.vector(u.dtype)
-            f.emit(f"{kind} {name};" if _is_variable(u) else f"{kind} {name}[{size}];")
+            size = "" if _is_variable(u) else f"[{u.max_numel()}]"
+            f.emit(f"{f.vector(u.dtype)} {f.named(u)}{size};")
         case Ops.RANGE:
             _open(f, u)
+        case Ops.END if u.src[1].arg[-1] is PER_LANE:
+            for _ in range(3):  # over blocks, lanes and elements
+                f.leave()
+            f.one_lane = False
         case Ops.END | Ops.ENDIF:
-            for _ in range(f.kinds.pop()):
-                f.depth -= 1
-                f.emit("}")
-            if u.op is Ops.END and u.src[1].arg[-1] is PER_LANE:
-                f.one_lane = False
+            f.leave()
         case Ops.IF:
-            f.emit(f"if ({_condition(f, u.src[0])}) {{")
-            f.depth += 1
-            f.kinds.append(1)
+            f.enter(f"if ({_condition(f, u.src[0])}) {{")
         case Ops.INDEX:
             if u.src[1] in f.varying:
                 f.varying.add(u)
@@ -104,24 +104,17 @@ def _open(f: _Lanes, u: UOp) -> None:
     end = operand(f, u.src[0])
     if u.arg[-1] is MATRICES:
         f.varying.add(u)
-        f.emit("for (int64_t group = begin; group < end; group++) {")
-        f.depth += 1
+        f.enter("for (int64_t group = begin; group < end; group++) {")
         f.emit(f"const int64_t first = group * {f.count};")
-        f.kinds.append(1)
-        return
-    if u.arg[-1] is not PER_LANE:
-        f.emit(f"for (int64_t {i} = 0; {i} < {end}; {i}++) {{")
-        f.depth += 1
-        f.kinds.append(1)
-        return
-    f.one_lane = True
-    f.emit(f"for (int64_t {i}_0 = 0; {i}_0 < {end}; {i}_0 += {_BLOCK}) {{")
-    f.emit(f"  const int64_t {i}_1 = {i}_0 + {_BLOCK} < {end} ? {i}_0 + {_BLOCK} : {end};")
-    f.emit(f"  for (int l = 0; l < {f.count}; l++) {{")
-    f.emit(f"    const int64_t own = {_own(f)};")
-    f.emit(f"    for (int64_t {i} = {i}_0; {i} < {i}_1; {i}++) {{")
-    f.depth += 3
-    f.kinds.append(3)
+    elif u.arg[-1] is PER_LANE:
+        f.one_lane = True
+        f.enter(f"for (int64_t {i}_0 = 0; {i}_0 < {end}; {i}_0 += {_BLOCK}) {{")
+        f.emit(f"const int64_t {i}_1 = {i}_0 + {_BLOCK} < {end} ? {i}_0 + {_BLOCK} : {end};")
+        f.enter(f"for (int l = 0; l < {f.count}; l++) {{")
+        f.emit(f"const int64_t own = {_own(f)};")
+        f.enter(f"for (int64_t {i} = {i}_0; {i} < {i}_1; {i}++) {{")
+    else:
+        f.enter(f"for (int64_t {i} = 0; {i} < {end}; {i}++) {{")
 
 
 def _own(f: _Lanes) -> str:
@@ -144,10 +137,10 @@ def _place(f: _Lanes, u: UOp) -> tuple[str, bool]:
 
 
 def _emit_for_lanes(f: _Lanes, line: str) -> None:
-    f.emit(f"for (int l = 0; l < {f.count}; l++) {{")
-    f.emit(f"  const int64_t own = {_own(f)};")
-    f.emit(f"  {line}")
-    f.emit("}")
+    f.enter(f"for (int l = 0; l < {f.count}; l++) {{")
+    f.emit(f"const int64_t own = {_own(f)};")
+    f.emit(line)
+    f.leave()
 
 
 def _load(f: _Lanes, u: UOp) -> None:

@@ -19,20 +19,13 @@ _TEMPLATES = {
     "copysign": "__builtin_copysign{f}({0}, {1})",
 }
 
-# Functions of libmvec: gcc calls their vector variants inside loops.
-_VECTOR_UNARY = (
+_UNARY = (
     *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "erfc", "exp"),
     *("exp2", "expm1", "log", "log10", "log1p", "log2", "sin", "sinh", "tan", "tanh"),
 )
-_VECTOR_BINARY = ("atan2", "hypot", "pow")
-_SCALAR_UNARY = ("lgamma",)
-_SCALAR_BINARY = ("fmod", "nextafter")
-
-_ARITY = {
-    **dict.fromkeys((*_VECTOR_UNARY, *_SCALAR_UNARY), 1),
-    **dict.fromkeys((*_VECTOR_BINARY, *_SCALAR_BINARY), 2),
-}
-_VECTOR = frozenset((*_VECTOR_UNARY, *_VECTOR_BINARY))
+# How many operands functions of libmvec have: gcc calls their vector variants inside loops.
+_VECTOR = {**dict.fromkeys(_UNARY, 1), "atan2": 2, "hypot": 2, "pow": 2}
+_ARITY = {**_VECTOR, "lgamma": 1, "fmod": 2, "nextafter": 2}
 
 # One compare more than C's max: NaN wins, as in torch.maximum. `|` keeps it free of branches.
 _COMPARISONS = """
@@ -132,15 +125,14 @@ def expression(name: str, dtype: DType, operands: Sequence[str]) -> str:
     """The C expression for call(name, *operands)."""
     if name in _TEMPLATES:
         return _TEMPLATES[name].format(*operands, f=suffix(dtype))
-    arguments = ", ".join(operands[: _ARITY[name]])
-    return f"{_OWN.get((name, dtype), name + suffix(dtype))}({arguments})"
+    return f"{_OWN.get((name, dtype), name + suffix(dtype))}({', '.join(operands)})"
 
 
-def is_function(name: str) -> bool:
+def is_function(name: str | None) -> bool:
     return name in _ARITY
 
 
-def is_scalar(name: str) -> bool:
+def is_scalar(name: str | None) -> bool:
     """Whether it is a function that works on one number at a time."""
     return is_function(name) and name not in _VECTOR
 

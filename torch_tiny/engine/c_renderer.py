@@ -12,6 +12,7 @@ import numpy as np
 from torch_tiny.engine import c_math
 from torch_tiny.engine.codegen_gates import PLACE
 from torch_tiny.uops import AddrSpace, AxisType, DType, Ops, Renderer, UOp, called_name, dtypes
+from torch_tiny.uops.integers import around
 
 _C_NAMES = {
     dtypes.bool: "_Bool",
@@ -82,6 +83,15 @@ class Text:
 
     def emit(self, line: str) -> None:
         self.lines.append("  " * self.depth + line)
+
+    def enter(self, line: str) -> None:
+        """A line that opens a brace."""
+        self.emit(line)
+        self.depth += 1
+
+    def leave(self) -> None:
+        self.depth -= 1
+        self.emit("}")
 
     def new(self, prefix: str) -> str:
         """A name. A routine may compute the same node again in another loop."""
@@ -194,16 +204,13 @@ def _render_one(f: _Function, u: UOp) -> None:
                 f.emit("#pragma omp simd")
             i, kind = f.names[u], _kind(f, u)
             first, last = ("begin", "end") if u is f.divided else ("0", operand(f, u.src[0]))
-            f.emit(f"for ({kind} {i} = {first}; {i} < {last}; {i}++) {{")
-            f.depth += 1
+            f.enter(f"for ({kind} {i} = {first}; {i} < {last}; {i}++) {{")
             if u in f.scalar:
                 f.emit(SCALAR_MARK)
         case Ops.END | Ops.ENDIF:
-            f.depth -= 1
-            f.emit("}")
+            f.leave()
         case Ops.IF:
-            f.emit(f"if ({operand(f, u.src[0])}) {{")
-            f.depth += 1
+            f.enter(f"if ({operand(f, u.src[0])}) {{")
         case Ops.INDEX:
             buffer, index = u.src
             pointer = f.names[buffer]
@@ -222,7 +229,7 @@ def _render_one(f: _Function, u: UOp) -> None:
             if name != PLACE and (name is not None or any(s in f.from_memory for s in u.src)):
                 f.from_memory.add(u)
             constant = u.op is Ops.CAST and u.src[0].op is Ops.CONST
-            keep = u.op is Ops.WHERE or (name is not None and c_math.is_function(name))
+            keep = u.op is Ops.WHERE or c_math.is_function(name)
             _assign(f, u, _expression(f, u), constant or (f.uses[u] == 1 and not keep))
 
 
@@ -282,15 +289,13 @@ def constant(value: object, dtype: DType) -> str:
             return f"({'-' if number < 0 else ''}__builtin_inf{f}())"
         text = f"{number!r}{f}"
         return f"({text})" if text.startswith("-") else text
-    number = int(value)  # type: ignore[call-overload]
     if dtype == dtypes.bool:
-        return "1" if number else "0"
-    bits = 8 * dtype.itemsize
-    number &= (1 << bits) - 1
+        return "1" if value else "0"
+    number = around(int(value), dtype)  # type: ignore[call-overload]
+    long = "ll" if dtype.itemsize == 8 else ""
     if dtype in dtypes.uints:
-        return f"{number}u" + ("ll" if bits == 64 else "")
-    number -= (1 << bits) * (number >> (bits - 1))
-    text = f"{number}{'ll' if bits == 64 else ''}"
+        return f"{number}u{long}"
+    text = f"{number}{long}"
     if number == -(2**63):
         text = f"{number + 1}ll - 1"
     return text if number >= 0 else f"({text})"

@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from torch_tiny.engine import cuda_compile
 from torch_tiny.engine.plan import Built, Code, Plan, digest
 
 MOST_BYTES = 1 << 30
@@ -180,7 +181,7 @@ class PlanFiles:
 
 def context_of(everything: bool, target: str) -> str:
     """What code depends on besides what it computes: our own, versions, and the processor."""
-    made_by = _nvrtc_version() if target.startswith("sm_") else _gcc_version()
+    made_by = cuda_compile.version() if target.startswith("sm_") else _gcc_version()
     return digest(str(everything), target, _code_version(), made_by, _processor())
 
 
@@ -210,13 +211,6 @@ def _gcc_version() -> str:
             status = path.stat()
             found.append(f"{path} {status.st_size} {status.st_mtime_ns}")
     return " ".join(found)
-
-
-@cache
-def _nvrtc_version() -> str:
-    from torch_tiny.engine import cuda_compile
-
-    return cuda_compile.version()
 
 
 @cache

@@ -46,15 +46,13 @@ def generate(
     buffers: Sequence[tuple[DType, int]], outputs: Mapping[int, UOp], variant: str = VARIANTS[0]
 ) -> Program[Kernel]:
     """C for `buffers[i] = outputs[i]`, where values are flat UOps over buffer_param(i)s."""
-    if variant not in VARIANTS:
-        raise ValueError(f"no variant {variant!r}, there are {VARIANTS}")
     with compiling():
         steps, arguments = scheduled(buffers, outputs, variant == "fused")
         bodies: list[Body] = []
         for part, kept in parts(steps, arguments.kept()):
             if isinstance(part, RoutineStep):
-                routine = written(part.routine)
-                bodies.append(Body(routine.uops, part.slots, routine))
+                uops, style = written(part.routine)
+                bodies.append(Body(uops, part.slots, style))
                 continue
             nests = [n for nest in part for n in cut_reductions(nest, arguments.temporary)]
             sinks = [n.sink() for n in nests] if variant == "separate" else fuse(nests, kept)

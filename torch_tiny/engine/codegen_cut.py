@@ -76,7 +76,7 @@ def without_repetition(nest: Nest, new_buffer: Callable[[DType, int], UOp]) -> I
 
 def _stands_alone(reduce: UOp, nest: Nest) -> bool:
     """Whether it depends on the loops of the nest only, and on no other reduction."""
-    is_nested = any(u.op is Ops.REDUCE for u in reduce.src[0].toposort())
+    is_nested = reduce.src[0].op_in_backward_slice_with_self(Ops.REDUCE)
     return not is_nested and all(r in nest.loops for r in reduce.ranges)
 
 

@@ -5,7 +5,9 @@ same rows, and that read of each other only what the same row wrote, become one 
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch_tiny.engine.codegen_nest import Nest, digits_of
@@ -115,7 +117,9 @@ def _common_rows(group: _Group, nest: Nest, limits: Limits) -> int:
     theirs, read = group.buffers, {u.src[0] for u in nest.loads}
     if not theirs & read or len(theirs | read) >= MAX_BUFFERS:
         return 0
-    common = set(_row_counts(nest)).intersection(*(_row_counts(n) for n in group.nests))
+    # What the outermost loops count together, for one of them, two and so on.
+    counts = (set(itertools.accumulate(n.extents, operator.mul)) for n in (nest, *group.nests))
+    common: set[int] = set.intersection(*counts)
     for rows in sorted(common, reverse=True):
         if group.rows and rows > group.rows:
             continue  # its kernels read each other's rows of this size
@@ -133,13 +137,6 @@ def _keeps_columns(nests: Sequence[Nest], rows: int) -> bool:
     """Sums of columns want the columns innermost, which is not so where a column is a row."""
     whole = [n.size == rows for n in nests]
     return all(whole) or not any(n.sums_columns and w for n, w in zip(nests, whole, strict=True))
-
-
-def _row_counts(nest: Nest) -> Iterator[int]:
-    count = 1
-    for loop in nest.loops:
-        count *= extent(loop)
-        yield count
 
 
 def _share(nests: Sequence[Nest], nest: Nest, rows: int) -> bool:
@@ -215,7 +212,8 @@ class _Fusion:
     def add(self, nest: Nest) -> None:
         digits, inner = _digits(nest, self.row)
         index, value = (simplified(u.substitute(digits)) for u in (nest.index, nest.value))
-        value = self._read_scalars(value)
+        scalars = self._loads_of(value, self.scalars)
+        value = substituted(value, {u: _gated(u, self.scalars[u.src[0]][1]) for u in scalars})
         if not inner:
             self.scalars[nest.target] = (index, self._read_rows(value, set()))
             return
@@ -246,10 +244,6 @@ class _Fusion:
         wanted = set(targets)
         return [u for u in value.toposort() if u.op is Ops.INDEX and u.src[0] in wanted]
 
-    def _read_scalars(self, value: UOp) -> UOp:
-        loads = self._loads_of(value, self.scalars)
-        return substituted(value, {u: _gated(u, self.scalars[u.src[0]][1]) for u in loads})
-
     def _read_pointwise(self, value: UOp, body: _Body) -> UOp:
         found = {u: body.writes[u.src[0]] for u in self._loads_of(value, body.writes)}
         same = {u: v for u, (i, v) in found.items() if simplified(u.src[1]) is i}
@@ -273,15 +267,15 @@ class _Fusion:
     def _joinable(self, value: UOp, inner: tuple[UOp, ...]) -> int | None:
         """A loop nest that can compute `value` too: same extents, and not waiting for its end."""
         needs = self._needs(value)
-        read = {self.body_of[u.src[0]]: None for u in self._loads_of(value, self.body_of)}
+        read = {self.body_of[u.src[0]] for u in self._loads_of(value, self.body_of)}
         for number, body in enumerate(self.bodies):
             if [r.vmax for r in body.loops] != [r.vmax for r in inner] or number in needs:
                 continue
             # Whatever else is read must not itself wait for this body.
-            others = [n for n in read if n != number]
-            if any(n > number or number in self.bodies[n].after for n in others):
+            others = read - {number}
+            if any(n > number for n in others | needs):
                 continue
-            if any(n > number for n in needs):
+            if any(number in self.bodies[n].after for n in others):
                 continue
             loops = dict(zip(inner, body.loops, strict=True))
             shifted = value.substitute(loops)

@@ -57,14 +57,6 @@ def _shortened(loop: UOp, steps: int) -> UOp:
     return loop.replace(src=(UOp.const(steps),), arg=(*loop.arg[:-1], AxisType.WEAK))
 
 
-def _only_nest(sink: UOp) -> tuple[UOp, list[UOp]] | None:
-    """(body, loops from the outside in) where the kernel is one nest of loops."""
-    ends = [u for u in sink.toposort() if u.op is Ops.END]
-    if len(ends) != 1 or sink.src != (ends[0],):
-        return None
-    return ends[0].src[0], sorted(ends[0].src[1:], key=lambda r: r.arg)
-
-
 # --- reductions of a few elements ---
 
 
@@ -86,9 +78,8 @@ def _is_short(u: UOp) -> bool:
     if u.op is not Ops.REDUCE or u.arg[0] is not Ops.MAX or u.dtype in dtypes.floats:
         return False
     loops = set(u.src[1:])
-    if any(loop.src[0].op is not Ops.CONST for loop in loops):
-        return False
-    if math.prod(map(extent, loops)) > MOST_WRITTEN_OUT:
+    has_ends = all(loop.src[0].op is Ops.CONST for loop in loops)
+    if not has_ends or math.prod(map(extent, loops)) > MOST_WRITTEN_OUT:
         return False
     moving = [x for x in u.src[0].toposort() if loops & set(x.ranges)]
     is_simple = not any(x.op in (Ops.REDUCE, Ops.AFTER, Ops.END) for x in moving)
@@ -230,10 +221,10 @@ def _unrolled(reduce: UOp, number: int) -> tuple[list[UOp], tuple[UOp, ...], lis
 
 def _tile(sink: UOp) -> UOp:
     """Memory that is contiguous along an outer loop is read in squares, through a local buffer."""
-    nest = _only_nest(sink)
-    if nest is None or any(u.op is Ops.REDUCE for u in sink.toposort()):
+    ends = [u for u in sink.toposort() if u.op in (Ops.END, Ops.REDUCE)]
+    if len(ends) != 1 or sink.src != (ends[0],):
         return sink
-    body, loops = nest
+    body, loops = ends[0].src[0], sorted(ends[0].src[1:], key=lambda r: r.arg)
     inner = loops[-1]
     crossing = {
         access: outer
@@ -281,12 +272,11 @@ def _several_accumulators(sink: UOp) -> UOp:
     ids = new_numbers(sink) if reduces else itertools.count()
     for reduce in reduces:
         last = max(reduce.src[1:], key=lambda r: r.arg)
-        if last not in fewer and extent(last) >= FAR_APART:
+        if extent(last) < FAR_APART:
+            continue
+        if last not in fewer:
             fewer[last] = UOp.range(extent(last) // ACCUMULATORS, next(ids), AxisType.REDUCE)
-    for reduce in reduces:
-        last = max(reduce.src[1:], key=lambda r: r.arg)
-        if last in fewer:
-            sink = sink.substitute({reduce: _quarters(reduce, last, fewer[last])})
+        sink = sink.substitute({reduce: _quarters(reduce, last, fewer[last])})
     return sink
 
 
@@ -317,7 +307,7 @@ def _is_scalar(u: UOp) -> bool:
         of = u.src[0]
         is_short = of.op is Ops.INDEX and of.dtype.itemsize <= 4
         return of.dtype not in (*dtypes.floats, dtypes.bool) and not is_short
-    return u.op in _DIVISIONS or c_math.is_scalar(called_name(u) or "")
+    return u.op in _DIVISIONS or c_math.is_scalar(called_name(u))
 
 
 _DIVISIONS = (Ops.FLOORDIV, Ops.FLOORMOD, Ops.CDIV, Ops.CMOD)
@@ -330,6 +320,6 @@ def _inside(reduce: UOp) -> list[UOp]:
 
 def _is_cheap(reduce: UOp) -> bool:
     inside = _inside(reduce)
-    calls = any(c_math.is_function(called_name(u) or "") for u in inside)
+    calls = any(c_math.is_function(called_name(u)) for u in inside)
     loads = sum(u.op is Ops.INDEX for u in inside)
     return not calls and loads <= 3 and reduce.dtype in (dtypes.float32, dtypes.float64)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from torch_tiny.engine import c_lanes, c_math, c_renderer
 from torch_tiny.engine.codegen_home import LARGE_NUMBER, Lines, Part, Program, accesses, homes, used
-from torch_tiny.engine.codegen_routine import Written
 from torch_tiny.linalg.kernel import MATRICES, Style
 from torch_tiny.uops import AddrSpace, AxisType, Ops, UOp
 from torch_tiny.uops.cascade import extent
@@ -29,7 +28,7 @@ class Kernel:
 class Body(Lines):
     """How it is written if it is a routine."""
 
-    routine: Written | None = None
+    style: Style | None = None
 
 
 def place(count: int, bodies: Sequence[Body], numbers: Mapping[int, int | None]) -> Program[Kernel]:
@@ -80,13 +79,13 @@ def _kernel(name: str, body: Body, arguments: tuple[int, ...]) -> tuple[Kernel, 
     pointers = dict(zip(body.params(), arguments, strict=True))
     stores = (u.src[0] for u in body.uops if u.op is Ops.STORE)
     written = {pointers[u.buf_uop] for u in stores if u.addrspace is AddrSpace.GLOBAL}
-    routine, work = body.routine, _work(body.uops)
-    if routine is not None and routine.style is Style.LANES:
-        text = c_lanes.render(name, body.uops, pointers, written, routine.batch, routine.dtype)
-        groups = -(-routine.batch // c_lanes.lanes_of(routine.dtype))
-        return Kernel(name, text, (), groups, work), set()
+    work = _work(body.uops)
     matrices = (u for u in body.uops if u.op is Ops.RANGE and u.arg[-1] is MATRICES)
-    divided = _divided_loop(body.uops) if routine is None else next(matrices)
+    if body.style is Style.LANES:
+        batch, dtype = extent(next(matrices)), c_lanes.number_dtype(u.dtype for u in body.params())
+        text = c_lanes.render(name, body.uops, pointers, written, batch, dtype)
+        return Kernel(name, text, (), -(-batch // c_lanes.lanes_of(dtype)), work), set()
+    divided = _divided_loop(body.uops) if body.style is None else next(matrices)
     source, prototypes = c_renderer.render(name, body.uops, pointers, written, divided)
     return Kernel(name, source, (), 1 if divided is None else extent(divided), work), prototypes
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from torch_tiny.engine import c_lanes
 from torch_tiny.linalg.kernel import Style
 from torch_tiny.linalg.routine import emitted
-from torch_tiny.uops import DType, Ops, Routine, UOp, dtypes
+from torch_tiny.uops import Ops, Routine, UOp, dtypes
 
 _LANES_BYTES = 1 << 19  # of work memory: it should stay in the second-level cache
 _SERIAL_BYTES = 1 << 18
@@ -22,26 +22,14 @@ class RoutineStep:
         return replace(self, slots=tuple(slots.get(s, s) for s in self.slots))
 
 
-@dataclass(frozen=True)
-class Written:
-    """How a routine is written in C."""
-
-    uops: tuple[UOp, ...]
-    style: Style
-    batch: int
-    dtype: DType
-
-
-def written(routine: Routine) -> Written:
+def written(routine: Routine) -> tuple[tuple[UOp, ...], Style]:
     """A vector of matrices at a time, where there are enough and they are small."""
-    dtype = next((d for d, _ in routine.sizes if d in dtypes.floats), dtypes.float32)
-    lanes = c_lanes.lanes_of(dtype)
+    lanes = c_lanes.lanes_of(c_lanes.number_dtype(dtype for dtype, _ in routine.sizes))
     if 2 * routine.batch >= lanes:
         uops = emitted(routine, Style.LANES, _LANES_BYTES // lanes)
         if not _works_on_arguments(uops):
-            return Written(tuple(uops), Style.LANES, routine.batch, dtype)
-    uops = emitted(routine, Style.SERIAL, _SERIAL_BYTES)
-    return Written(tuple(uops), Style.SERIAL, routine.batch, dtype)
+            return tuple(uops), Style.LANES
+    return tuple(emitted(routine, Style.SERIAL, _SERIAL_BYTES)), Style.SERIAL
 
 
 def _works_on_arguments(uops: list[UOp]) -> bool:

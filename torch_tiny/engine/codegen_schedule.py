@@ -101,7 +101,7 @@ def _stores(buffers: Sequence[tuple[DType, int]], outputs: Mapping[int, UOp]) ->
 def _is_costly(value: UOp) -> bool:
     """Function calls are dear, arithmetic is cheaper than memory."""
     here = value.toposort(gate=lambda u: u.op is not Ops.STAGE)
-    return any(c_math.is_function(called_name(u) or "") for u in here)
+    return any(c_math.is_function(called_name(u)) for u in here)
 
 
 def _step(call: UOp, arguments: Arguments) -> Step | None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch_tiny.engine import rows
@@ -54,23 +54,21 @@ def compile_trace(
         return compiler.made(refined)
 
 
+@dataclass
 class _Compiler:
-    def __init__(
-        self, trace: Trace, everything: bool, target: Target, known: Remembered, context: str
-    ) -> None:
-        self._trace = trace
-        self._target = target
-        self._everything = everything
-        self._known = known
-        self._context = context
-        self._not_lowered: dict[str, str] = {}
-        self._failed: list[tuple[int, str]] = []
-        self._refused: set[int] = set()
-        self._built: dict[str, Built] = {}
-        self._ways: dict[str, _Written | None] = {}
-        self._kinds: dict[int, Hashable] = {}
-        self._fresh = 0
-        self._trouble = ""
+    _trace: Trace
+    _everything: bool
+    _target: Target
+    _known: Remembered
+    _context: str
+    _not_lowered: dict[str, str] = field(default_factory=dict)
+    _failed: list[tuple[int, str]] = field(default_factory=list)
+    _refused: set[int] = field(default_factory=set)
+    _built: dict[str, Built] = field(default_factory=dict)
+    _ways: "dict[str, _Written | None]" = field(default_factory=dict)
+    _kinds: dict[int, Hashable] = field(default_factory=dict)
+    _fresh: int = 0
+    _trouble: str = ""
 
     def made(self, refined: Collection[str]) -> Made:
         """After calls that turned out not to be compiled were taken out of regions."""
@@ -114,15 +112,11 @@ class _Compiler:
             why = "no lowering"
         elif not self._everything and is_heavy(call.op, [t.spec.shape for t in call.tensors]):
             why = "PyTorch's own kernel is better"
-        elif self._is_written_out(call):
+        elif not self._everything and self._lists(call) is None and _is_long(call):
             why = _NO_SHARED_LOOP
         if why:
             self._refuse(call, why)
         return not why
-
-    def _is_written_out(self, call: Call) -> bool:
-        """Whether its code would grow with its lists."""
-        return not self._everything and self._lists(call) is None and _is_long(call)
 
     def _lists(self, call: Call) -> Hashable:
         """Calls on lists whose elements can share a loop are a kind of their own."""
@@ -305,7 +299,7 @@ class _Written:
             kernels,
             guard,
             [*program.temporaries, *(() if self.guard is None else self.guard.temporaries)],
-            [(temporary, i, _bytes(own.buffers[i])) for temporary, i in program.copies],
+            [(temporary, i, own.buffers[i].nbytes) for temporary, i in program.copies],
             # without what all programs share
             "\n".join({kernel.name: kernel.source for kernel in program.kernels}.values()),
             is_refined,
@@ -331,13 +325,9 @@ def _told(buffer: Buffer, is_written: bool, is_read: bool) -> SlotBuffer | Numbe
         written=is_written,
         read=is_read,
         dtype=SCALAR_TYPE_NUMBERS[buffer.dtype],
-        nbytes=_bytes(buffer),
+        nbytes=buffer.nbytes,
         offset=buffer.offset,
     )
-
-
-def _bytes(buffer: Buffer) -> int:
-    return buffer.size * buffer.dtype.itemsize
 
 
 def _steps(trace: Trace, groups: list[Group]) -> list[tuple[int, int, list[int]]]:

@@ -82,8 +82,6 @@ def generate(
 
     scalars: the buffers that are numbers of the host. Kernels take them by value.
     """
-    if variant not in VARIANTS:
-        raise ValueError(f"no variant {variant!r}, there are {VARIANTS}")
     with compiling():
         steps, arguments = scheduled(buffers, outputs, store_costly=False)
         new = arguments.temporary
@@ -235,9 +233,6 @@ class _Launches:
         self.touched |= set(use.places)
         self.written |= use.written()
 
-    def conflicts(self, use: _Use) -> bool:
-        return bool(self.written & set(use.places) or self.touched & use.written())
-
 
 def _merged(uses: Sequence[_Use], scalars: Set[int]) -> list[CudaKernel]:
     launches: list[_Launches] = []
@@ -257,7 +252,7 @@ def _merged(uses: Sequence[_Use], scalars: Set[int]) -> list[CudaKernel]:
 def _joinable(launches: Sequence[_Launches], key: Hashable, use: _Use) -> _Launches | None:
     """The last launch of its kind, if nothing from there on touches what it touches."""
     for one in reversed(launches):
-        if one.conflicts(use):
+        if one.written & set(use.places) or one.touched & use.written():
             return None
         if one.key == key:
             fits = 8 * len(one.touched | set(use.places)) <= PARAMETER_BYTES

@@ -39,6 +39,7 @@ def compile(source: str, arch: str, *more: str) -> bytes:  # noqa: A001
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
+@functools.cache
 def version() -> str:
     """Of NVRTC; "" if there is none."""
     major, minor = ctypes.c_int(), ctypes.c_int()

@@ -114,12 +114,12 @@ class _Function(c_renderer.Text):
     launch: Launch
     scalars: frozenset[UOp]
     trips: dict[UOp, str] = field(default_factory=dict)  # loop of threads -> counter of its trips
-    open: list[tuple[UOp, int]] = field(default_factory=list)  # (loop, braces)
+    open: list[UOp] = field(default_factory=list)  # loops and conditions
     read_back: set[UOp] = field(default_factory=set)  # buffers that are both stored to and loaded
     stored: bool = False  # to one of them, in the open loop of threads
 
     def is_open(self, kind: object) -> bool:
-        return any(r.arg[-1] is kind for r, _ in self.open if r.op is Ops.RANGE)
+        return any(_is_loop(u, kind) for u in self.open)
 
 
 def render(
@@ -152,9 +152,8 @@ def _render_one(f: _Function, u: UOp) -> None:
         case Ops.RANGE:
             _open(f, u)
         case Ops.IF:
-            f.emit(f"if ({_operand(f, u.src[0])}) {{")
-            f.open.append((u, 1))
-            f.depth += 1
+            f.enter(f"if ({_operand(f, u.src[0])}) {{")
+            f.open.append(u)
         case Ops.END | Ops.ENDIF:
             _close(f)
         case Ops.INDEX:
@@ -171,6 +170,10 @@ def _render_one(f: _Function, u: UOp) -> None:
 
 def _is_memory(u: UOp) -> bool:
     return u.addrspace is not AddrSpace.REG
+
+
+def _is_loop(u: UOp, kind: object) -> bool:
+    return u.op is Ops.RANGE and u.arg[-1] is kind
 
 
 def _declare(f: _Function, u: UOp) -> None:
@@ -193,7 +196,6 @@ def _declare(f: _Function, u: UOp) -> None:
 def _open(f: _Function, u: UOp) -> None:
     i = f.names[u] = f.new("i")
     kind, end, axis = c_name(u.dtype), _operand(f, u.src[0]), u.arg[-1]
-    braces = 1
     if axis is ACROSS:
         _open_across(f, i, kind, int(u.vmax) + 1)
     elif axis is THREADS:
@@ -204,22 +206,19 @@ def _open(f: _Function, u: UOp) -> None:
         me = "threadIdx.x" if f.launch.is_by_rows else "threadIdx.y"
         if trips <= UNROLLED_TRIPS:
             f.emit("#pragma unroll")
-        f.emit(f"for (int {k} = 0; {k} < {trips}; {k}++) {{")
-        f.depth += 1
+        f.enter(f"for (int {k} = 0; {k} < {trips}; {k}++) {{")
         f.emit(f"const {kind} {i} = {k} * {group} + {me};")
         is_whole = steps % group == 0 and u.src[0].op is Ops.CONST
-        f.emit("{" if is_whole else f"if ({i} < {end}) {{")
-        braces = 2
+        f.enter("{" if is_whole else f"if ({i} < {end}) {{")
         f.stored = False
     elif axis is WIDE:
-        f.emit("{")
-        f.emit(f"  const {kind} {i} = 0;")
+        f.enter("{")
+        f.emit(f"const {kind} {i} = 0;")
     else:
         if axis is LANES:
             f.emit("#pragma unroll")
-        f.emit(f"for ({kind} {i} = 0; {i} < {end}; {i}++) {{")
-    f.open.append((u, braces))
-    f.depth += 1
+        f.enter(f"for ({kind} {i} = 0; {i} < {end}; {i}++) {{")
+    f.open.append(u)
 
 
 def _open_across(f: _Function, i: str, kind: str, count: int) -> None:
@@ -228,7 +227,7 @@ def _open_across(f: _Function, i: str, kind: str, count: int) -> None:
         f.emit(f"const {kind} {i}_own = ({kind})blockIdx.x * {WARP} + threadIdx.x;")
         f.emit(f"const bool leads = threadIdx.y == 0 && {i}_own < {count};")
         f.emit(f"const {kind} {i} = {i}_own < {count} ? {i}_own : {count - 1};")
-        f.emit("{")
+        f.enter("{")
         return
     each, me = {
         "flat": (launch.block[0], "threadIdx.x"),
@@ -237,16 +236,13 @@ def _open_across(f: _Function, i: str, kind: str, count: int) -> None:
     }[launch.way]
     f.emit(f"const {kind} {i} = ({kind})blockIdx.x * {each} + {me};")
     # Whole warps leave at the end of the rows, so that those that stay can shuffle.
-    f.emit("{" if count % each == 0 else f"if ({i} < {count}) {{")
+    f.enter("{" if count % each == 0 else f"if ({i} < {count}) {{")
 
 
 def _close(f: _Function) -> None:
-    _, braces = f.open.pop()
-    f.depth -= 1
-    f.emit("}")
-    if braces == 2:
-        f.depth -= 1
-        f.emit("}")
+    f.leave()
+    if _is_loop(f.open.pop(), THREADS):
+        f.leave()
         if f.stored and f.launch.way != "group":  # a routine says itself where its threads meet
             f.emit(_sync(f))
         f.stored = False
@@ -280,8 +276,7 @@ def _in_row(f: _Function, index: UOp) -> str:
 
 
 def _wide_loop(f: _Function) -> UOp | None:
-    loop = f.open[-1][0] if f.open else None
-    return loop if loop is not None and loop.op is Ops.RANGE and loop.arg[-1] is WIDE else None
+    return f.open[-1] if f.open and _is_loop(f.open[-1], WIDE) else None
 
 
 def _wide(f: _Function, loop: UOp, access: UOp, const: str) -> str:

@@ -8,7 +8,7 @@ columns: 32 neighbouring results per block, each reduced by a column of threads.
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -80,13 +80,13 @@ class Shape:
 
     def _mapped(self, sink: UOp) -> UOp:
         if len(sink.src) != 1 or sink.src[0].op is not Ops.END:
-            if any(u.op is Ops.END for u in sink.toposort()):
+            if sink.op_in_backward_slice_with_self(Ops.END):
                 raise CannotShapeError("several nests of loops")
             return self._alone(sink)
         end = sink.src[0]
         reduces = [u for u in sink.toposort() if u.op is Ops.REDUCE]
         loops = sorted(end.src[1:], key=lambda r: r.arg)
-        if any(u.op is Ops.END for u in end.src[0].toposort()):
+        if end.src[0].op_in_backward_slice_with_self(Ops.END):
             return self._rows(end, loops)
         if not reduces:
             return self._flat(end, loops)
@@ -103,8 +103,6 @@ class Shape:
 
     def _alone(self, sink: UOp) -> UOp:
         """One result: a row of its own, unless there is nothing to share."""
-        if not any(u.op is Ops.REDUCE for u in sink.toposort()):
-            return sink
         try:
             return self._rows(sink, [])
         except CannotShapeError:
@@ -114,7 +112,7 @@ class Shape:
     def _flat(self, end: UOp, loops: list[UOp]) -> UOp:
         total = math.prod(extent(r) for r in loops)
         builder = _Builder(new_numbers(end))
-        has_reduce = any(u.op is Ops.REDUCE for u in end.toposort())
+        has_reduce = end.op_in_backward_slice_with_self(Ops.REDUCE)
         width = 1 if has_reduce else _width(end, loops, 1)
         scope = builder.scope(loops, width, ACROSS)
         count = total // width
@@ -216,16 +214,8 @@ def _width(u: UOp, loops: Sequence[UOp], least_steps: int) -> int:
 
 
 def _step_is_one(index: UOp, loop: UOp) -> bool:
-    terms = list(_terms(index))
+    terms = list(index.split_uop(Ops.ADD))
     return terms.count(loop) == 1 and all(t is loop or loop not in t.ranges for t in terms)
-
-
-def _terms(u: UOp) -> Iterator[UOp]:
-    if u.op is Ops.ADD:
-        yield from _terms(u.src[0])
-        yield from _terms(u.src[1])
-    else:
-        yield u
 
 
 @dataclass(frozen=True)
@@ -259,16 +249,11 @@ class _Builder:
 
     def rebuilt(self, root: UOp, scopes: dict[UOp, _Scope]) -> UOp:
         """`root` with the loops of its ENDs and REDUCEs mapped as scopes[node] says."""
-        digits = {r: d for scope in scopes.values() for r, d in scope.digits.items()}
+        new = {r: d for scope in scopes.values() for r, d in scope.digits.items()} | self.kept
         lanes = {s.lane: s for s in scopes.values() if s.lane is not None}
         targets = {u.src[0] for u in root.toposort() if u.op is Ops.STORE}
-        new: dict[UOp, UOp] = {}
         for u in root.toposort():
-            if u in digits:
-                new[u] = digits[u]
-                continue
-            if u in self.kept:
-                new[u] = self.kept[u]
+            if u in new:
                 continue
             moved = u.replace(src=tuple(new[s] for s in u.src)) if u.src else u
             if u.op is Ops.INDEX and u.addrspace in MEMORY and u not in targets:
@@ -322,11 +307,10 @@ class _Builder:
         """Whether the lanes' accesses are one: side by side, and from a multiple of their count."""
         if scope.lane is None or index.get_valid().op is not Ops.CONST:
             return False
-        if any(r.arg[-1] in (AxisType.REDUCE, AxisType.WEAK) for r in index.ranges):
+        is_looped = any(r.arg[-1] in (AxisType.REDUCE, AxisType.WEAK) for r in index.ranges)
+        if is_looped or index.op_in_backward_slice_with_self(Ops.INDEX):
             return False
-        if any(u.op is Ops.INDEX for u in index.toposort()):
-            return False
-        rest = (t for t in _terms(index) if t is not scope.lane)
+        rest = (t for t in index.split_uop(Ops.ADD) if t is not scope.lane)
         aligned = all(t.divides(scope.width) is not None for t in rest)
         return aligned and _step_is_one(index, scope.lane)
 
@@ -348,16 +332,17 @@ class _Builder:
             first = canon.setdefault(shape, scope)
             same = dict(zip(scope.ranges(), first.ranges(), strict=True))
             for load in _memory_accesses(u):
+                buffer, place = load.src
                 inner = set(load.ranges) & set(scope.loops)
-                free = all(
-                    r in scope.loops or r.arg[-1] is not AxisType.REDUCE for r in load.ranges
-                )
-                if not inner or not free or load.src[0].op is not Ops.PARAM:
+                others = set(load.ranges) - inner
+                if not inner or any(r.arg[-1] is AxisType.REDUCE for r in others):
                     continue
-                if load.src[0] in written or any(x.op is Ops.INDEX for x in load.src[1].toposort()):
+                if buffer.op is not Ops.PARAM or buffer in written:
                     continue
-                index = simplified(substituted(load.src[1], {**row, **scope.digits}))
-                key = load.src[0].index(substituted(index, same))
+                if place.op_in_backward_slice_with_self(Ops.INDEX):
+                    continue
+                index = simplified(substituted(place, {**row, **scope.digits}))
+                key = buffer.index(substituted(index, same))
                 entries = found.setdefault(key, [])
                 if (load, scope) not in entries:
                     entries.append((load, scope))

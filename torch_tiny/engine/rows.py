@@ -13,7 +13,7 @@ from typing import Any
 from torch_tiny.engine.codegen_home import Part, Program
 from torch_tiny.engine.target import Target
 from torch_tiny.scalar_types import dtype
-from torch_tiny.trace import Call, Slot, Tensor, Trace, Value
+from torch_tiny.trace import Call, Slot, Tensor, Trace, Value, tensors_in
 from torch_tiny.uops import UOp
 from torch_tiny.values import Buffer, Values, values
 from torch_tiny.views import ViewSpec
@@ -39,9 +39,7 @@ def compiled(
     rows = [
         _Row([call.row(i) for call in calls], numbers, needed_after) for i in range(calls[0].length)
     ]
-    if not all(row.is_uniform for row in rows) or _overlap(rows):
-        return None
-    if max(row.size for row in rows) > _LARGEST:
+    if not all(row.is_uniform and row.size <= _LARGEST for row in rows) or _overlap(rows):
         return None
     if all(row.size == 1 for row in rows):  # what is a number and what an element is not known
         return None
@@ -81,8 +79,7 @@ class _Row:
         self.calls = calls
         pairs = zip(calls, numbers, strict=True)
         alone = (call.args[i] for call, some in pairs for i in some)
-        own = (t for arg in alone for t in _listed(arg))
-        self._numbers = {_home(t) for t in own if math.prod(t.spec.shape) == 1}
+        self._numbers = {_home(t) for t in tensors_in(alone) if math.prod(t.spec.shape) == 1}
         self.shape = next(_tensors(calls[0])).spec.shape
         self.size = math.prod(self.shape)
         self.homes: dict[_Home, int] = {}
@@ -117,7 +114,7 @@ class _Row:
 
     def _describe(self, call: Call) -> tuple[Any, ...]:
         args = [self._described(call, arg) for arg in call.args]
-        results = [t for t in call.results if isinstance(t, Tensor)]
+        results = list(tensors_in(call.results))
         self.made += map(self.number, results)
         self.written.update(map(_home, (*results, *call.written)))
         return (call.op, *args, *map(self.number, results))
@@ -141,19 +138,13 @@ def _numbers(call: Call) -> set[int]:
         i
         for i, arg in enumerate(call.args)
         if isinstance(arg, Tensor)
-        or (isinstance(arg, list) and [t.spec.shape for t in _listed(arg)] not in ([], shapes))
+        or (isinstance(arg, list) and [t.spec.shape for t in tensors_in(arg)] not in ([], shapes))
     }
-
-
-def _listed(arg: Any) -> list[Tensor]:
-    items = arg if isinstance(arg, list) else [arg]
-    return [item for item in items if isinstance(item, Tensor)]
 
 
 def _tensors(call: Call) -> Iterator[Tensor]:
     """With the results."""
-    yield from call.tensors
-    yield from (result for result in call.results if isinstance(result, Tensor))
+    return tensors_in((*call.args, *call.results))
 
 
 def _is_simple(tensor: Tensor) -> bool:

@@ -68,7 +68,7 @@ class Cpu(Target):
     can_check = True
 
     def ways(self, buffers: list[Buffer]) -> Sequence[str]:
-        total = sum(buffer.size * buffer.dtype.itemsize for buffer in buffers)
+        total = sum(buffer.nbytes for buffer in buffers)
         return codegen.VARIANTS if total <= _MOST_BYTES_TRIED else codegen.VARIANTS[:1]
 
     def generate(self, own: Values, outputs: Mapping[int, UOp], variant: str) -> Program[Any]:
@@ -93,7 +93,7 @@ class Cpu(Target):
         self, library: bytes, tried: Sequence[Program[Any]], buffers: list[Buffer]
     ) -> list[float]:
         """On made-up data; zeros are valid as any type, also as an index."""
-        arrays = [np.zeros(b.size * b.dtype.itemsize, np.uint8) for b in buffers]
+        arrays = [np.zeros(buffer.nbytes, np.uint8) for buffer in buffers]
         with as_file(library) as path:
             loaded = ctypes.CDLL(path)
         try:

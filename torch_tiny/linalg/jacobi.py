@@ -4,7 +4,7 @@ Columns meet in the rounds of a tournament, so that all pairs of a round are ind
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from torch_tiny.linalg.kernel import Array, Kernel, Matrix
@@ -142,10 +142,8 @@ class _Rounds:
     def _both(self, meeting: Value, number: Value) -> Iterator[tuple[Value, Value]]:
         """Only if both players exist."""
         p, q = players(number, meeting, max(2 * self.pairs - 1, 1))
-        if self.n % 2:
-            with self.k.when((p < self.n) & (q < self.n)):
-                yield p, q
-        else:
+        exist = self.k.when((p < self.n) & (q < self.n)) if self.n % 2 else nullcontext()
+        with exist:
             yield p, q
 
 

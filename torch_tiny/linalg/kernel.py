@@ -35,14 +35,6 @@ COMBINE = "group_"
 
 
 @dataclass(frozen=True)
-class Argument:
-    """A buffer of the kernel: `size` elements for each matrix."""
-
-    dtype: DType
-    size: int
-
-
-@dataclass(frozen=True)
 class Array:
     """Memory of one matrix: its part of an argument, or scratch while the kernel runs."""
 
@@ -125,7 +117,8 @@ class Scalar:
 class Kernel:
     """Emits the UOps of a kernel in order."""
 
-    arguments: Sequence[Argument]
+    arguments: Sequence[tuple[DType, int]]
+    """The type of each buffer, and its elements for each matrix."""
     batch: int
     style: Style
     scratch: int
@@ -143,7 +136,7 @@ class Kernel:
 
     def argument(self, number: int) -> Array:
         """This matrix's part of an argument."""
-        return Array(self, self._params[number], self.matrix * self.arguments[number].size)
+        return Array(self, self._params[number], self.matrix * self.arguments[number][1])
 
     def array(self, dtype: DType, size: int) -> Array | None:
         """Fast memory; None if there is not enough of it."""
@@ -197,17 +190,16 @@ class Kernel:
     @contextmanager
     def each(self, start: Index, stop: Index, per_lane: bool = False) -> Iterator[Value]:
         """Independent iterations. per_lane: with memory that other matrices use otherwise."""
-        kind = PER_LANE if per_lane and self.style is Style.LANES else EACH
-        if self._sharing or (self.style is Style.LANES and kind is EACH):
-            kind = IN_ORDER if self.style is not Style.SERIAL else EACH
-            with self._loop(start, stop, kind) as i:
-                yield i
-            return
-        self._sharing = self.style is Style.THREADS
+        shared = self.style is Style.THREADS and not self._sharing
+        kind = EACH if shared or self.style is Style.SERIAL else IN_ORDER
+        if per_lane and self.style is Style.LANES:
+            kind = PER_LANE
+        self._sharing |= shared
         with self._loop(start, stop, kind) as i:
             yield i
-        self._sharing = False
-        self.barrier()
+        if shared:
+            self._sharing = False
+            self.barrier()
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
@@ -362,8 +354,8 @@ class Kernel:
 
     def begin(self) -> None:
         self._params = [
-            UOp.param(slot, a.dtype, (self.batch * a.size,), "CPU")
-            for slot, a in enumerate(self.arguments)
+            UOp.param(slot, dtype, (self.batch * size,), "CPU")
+            for slot, (dtype, size) in enumerate(self.arguments)
         ]
         for param in self._params:
             self._emit(param)
@@ -413,14 +405,11 @@ class Kernel:
 
     def _emit(self, u: UOp) -> None:
         """Puts a node and what it needs, unless the open loops have it already."""
-        stack = [(u, False)]
-        while stack:
-            node, ready = stack.pop()
-            if node.op in (Ops.CONST, Ops.STACK) or any(node in scope for scope in self._emitted):
-                continue
-            if ready:
-                self.uops.append(node)
-                self._emitted[-1].add(node)
-            else:
-                stack.append((node, True))
-                stack += [(s, False) for s in reversed(node.src)]
+        new = u.toposort(
+            gate=lambda node: (
+                node.op not in (Ops.CONST, Ops.STACK)
+                and not any(node in scope for scope in self._emitted)
+            )
+        )
+        self.uops += new
+        self._emitted[-1].update(new)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch_tiny.linalg import blocks, exponential, jacobi, lu, qr, triangular
 from torch_tiny.linalg.group import GroupKernel
-from torch_tiny.linalg.kernel import Argument, Kernel, Style
+from torch_tiny.linalg.kernel import Kernel, Style
 from torch_tiny.linalg.sequence import Loops, Steps, in_kernels, in_loops
 from torch_tiny.uops import DType, GroupOp, Ops, Routine, UOp, call, dtypes, routine_results
 
@@ -31,15 +31,14 @@ def run(
         while flat in inputs:  # WebGPU binds a buffer to one argument only
             flat = _hidden(flat)
         inputs.append(flat)
-    sizes = [(dtype, size) for dtype, size in results]
-    sizes += [(x.dtype, int(x.shape[0]) // batch) for x in inputs]
+    sizes = [*results, *((x.dtype, int(x.shape[0]) // batch) for x in inputs)]
     return routine_results(Routine(name, tuple(numbers), batch, tuple(sizes)), len(results), inputs)
 
 
 def emitted(routine: Routine, style: Style, scratch: int) -> list[UOp]:
     """The kernel in order. PARAM k is argument k. scratch: bytes of fast memory for a matrix."""
-    arguments, is_complex = _arguments(routine)
-    return _written(Kernel(arguments, routine.batch, style, scratch, is_complex), routine)
+    is_complex = routine.name.startswith(COMPLEX)
+    return _written(Kernel(routine.sizes, routine.batch, style, scratch, is_complex), routine)
 
 
 @dataclass(frozen=True)
@@ -54,28 +53,18 @@ class GroupStep:
 
 def emitted_for_groups(routine: Routine, scratch: int, threads: int) -> list[GroupStep]:
     """The same, with groups of threads spelled out."""
-    arguments, is_complex = _arguments(routine)
-
-    def kernel() -> GroupKernel:
-        return GroupKernel(
-            arguments, routine.batch, Style.THREADS, scratch, is_complex, threads=threads
-        )
-
+    is_complex = routine.name.startswith(COMPLEX)
+    how = (routine.sizes, routine.batch, Style.THREADS, scratch, is_complex)
     name = routine.name.removeprefix(COMPLEX)
     if name not in SEQUENCES:
-        return [GroupStep(_written(kernel(), routine), 1)]
+        return [GroupStep(_written(GroupKernel(*how, threads=threads), routine), 1)]
     made = []
     for step, loops in in_kernels(SEQUENCES[name](*routine.numbers)):
-        k = kernel()
+        k = GroupKernel(*how, threads=threads)
         k.begin()
         step.write(k, k.part(step.parts))
         made.append(GroupStep(k.end(), step.parts, loops))
     return made
-
-
-def _arguments(routine: Routine) -> tuple[list[Argument], bool]:
-    arguments = [Argument(dtype, size) for dtype, size in routine.sizes]
-    return arguments, routine.name.startswith(COMPLEX)
 
 
 def _written(kernel: Kernel, routine: Routine) -> list[UOp]:

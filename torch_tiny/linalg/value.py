@@ -18,8 +18,7 @@ class Value:
     def __add__(self, other: "Operand") -> "Value":
         return self if _is(other, 0) else self._with(Ops.ADD, other)
 
-    def __radd__(self, other: "Operand") -> "Value":
-        return self + other
+    __radd__ = __add__
 
     def __sub__(self, other: "Operand") -> "Value":
         if self.dtype == dtypes.int32:  # tinygrad bounds sums and products
@@ -34,8 +33,7 @@ class Value:
     def __mul__(self, other: "Operand") -> "Value":
         return self if _is(other, 1) else self._with(Ops.MUL, other)
 
-    def __rmul__(self, other: "Operand") -> "Value":
-        return self * other
+    __rmul__ = __mul__
 
     def __truediv__(self, other: "Operand") -> "Value":
         return self._with(Ops.FDIV, other)
@@ -141,8 +139,7 @@ class Pair(Value):
         return pair(self.re + b.re, self.im + b.im)
 
     # Python asks these before a real number's own, since they are a subclass's and not inherited.
-    def __radd__(self, other: "Operand") -> "Pair":
-        return self + other
+    __radd__ = __add__
 
     def __sub__(self, other: "Operand") -> "Pair":
         b = self._made(other)
@@ -158,8 +155,7 @@ class Pair(Value):
             self.re * other.re - self.im * other.im, self.re * other.im + self.im * other.re
         )
 
-    def __rmul__(self, other: "Operand") -> "Pair":
-        return self * other
+    __rmul__ = __mul__
 
     def __truediv__(self, other: "Operand") -> "Pair":
         if not isinstance(other, Pair):

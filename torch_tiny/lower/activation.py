@@ -16,9 +16,9 @@ from torch_tiny.lower.arithmetic import (
 from torch_tiny.lower.movement import concatenate
 from torch_tiny.lower.promote import Number, Operand, as_uop, cast, elementwise, mapped
 from torch_tiny.lower.rule import Table
-from torch_tiny.lower.shapes import cut, full_like, to_math, wrap_dim
+from torch_tiny.lower.shapes import full_like, to_math, wrap_dim
 from torch_tiny.uops import UOp, call
-from torch_tiny.views import int_shape
+from torch_tiny.views import cut, int_shape
 
 _SQRT_HALF = math.sqrt(0.5)
 _TANH_SCALE = math.sqrt(2 / math.pi)
@@ -105,11 +105,6 @@ def _halves(x: UOp, dim: int) -> tuple[UOp, UOp, int]:
     return cut(x, dim, 0, n), cut(x, dim, n, 2 * n), dim
 
 
-def _glu(x: UOp, dim: int) -> UOp:
-    a, b, _ = _halves(x, dim)
-    return elementwise(lambda p, q: p * sigmoid(q), a, b)
-
-
 def _glu_backward(grad: UOp, x: UOp, dim: int) -> UOp:
     a, b, dim = _halves(x, dim)
     first = elementwise(lambda g, q: g * sigmoid(q), grad, b)
@@ -189,7 +184,7 @@ TABLE: Table = {
     "tanh_backward": mapped(lambda grad, y: grad * (1.0 - y * y)),
     "sigmoid_backward": mapped(lambda grad, y: grad * (1.0 - y) * y),
     "logit_backward": _logit_backward,
-    "glu": _glu,
+    "glu": lambda x, dim: elementwise(lambda p, q: p * sigmoid(q), *_halves(x, dim)[:2]),
     "glu_backward": _glu_backward,
     "softshrink": mapped(_shrink),
     "hardshrink": mapped(lambda x, by: ((-by <= x) & less_equal(x, by)).where(full_like(x, 0), x)),

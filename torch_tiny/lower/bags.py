@@ -9,9 +9,9 @@ from torch_tiny.lower.index import REDUCTIONS, place, take
 from torch_tiny.lower.promote import NoLowering, Number, as_uop, cast
 from torch_tiny.lower.reduce import amax, cumsum
 from torch_tiny.lower.rule import Results, Table
-from torch_tiny.lower.shapes import along, arange, cut, full, full_like, pad, to_math, total
+from torch_tiny.lower.shapes import along, arange, full, full_like, pad, to_math, total
 from torch_tiny.uops import UOp, dtypes
-from torch_tiny.views import int_shape
+from torch_tiny.views import cut, int_shape
 
 _SUM, _MEAN, _MAX = range(3)
 

@@ -25,13 +25,17 @@ def by_parts(rule: Callable[..., Any], *values: int) -> Callable[..., Any]:
 
 
 def with_number(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """The number is argument 3. A real tensor takes a complex one that is real."""
-    of_parts = by_parts(rule, 3)
+    """The number is argument 3."""
+    return or_real(rule, by_parts(rule, 3))
 
-    def apply(x: UOp | Complex, dim: int, index: UOp, value: Any) -> Any:
+
+def or_real(real: Callable[..., Any], whole: Callable[..., Any]) -> Callable[..., Any]:
+    """`whole` is of complex tensors; a real one takes complex numbers that are real."""
+
+    def apply(x: UOp | Complex, *args: Any) -> Any:
         if isinstance(x, Complex):
-            return of_parts(x, dim, index, value)
-        return rule(x, dim, index, number_for_real(value, x.dtype))
+            return whole(x, *args)
+        return real(x, *(number_for_real(given, x.dtype) for given in args))
 
     return apply
 

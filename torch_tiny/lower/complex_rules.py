@@ -21,16 +21,24 @@ from torch_tiny.lower.complex_parts import (
     by_parts,
     dtype_of_parts,
     number_for_real,
+    or_real,
     picked_parts,
     real_of,
 )
-from torch_tiny.lower.complex_value import PARTS, Complex, as_complex, part_dtype, promoted
+from torch_tiny.lower.complex_value import (
+    PARTS,
+    Complex,
+    as_complex,
+    from_both,
+    part_dtype,
+    promoted,
+)
 from torch_tiny.lower.elementwise import both
 from torch_tiny.lower.promote import Lifted, NoLowering, Operand, as_uop, cast
 from torch_tiny.lower.rule import Function, Results, Rule, Table
-from torch_tiny.lower.shapes import DTYPES, broadcast, cut, full, kept_shape, pad, total, wrap_dims
+from torch_tiny.lower.shapes import DTYPES, broadcast, full, kept_shape, pad, total, wrap_dims
 from torch_tiny.uops import UOp, call, dtypes
-from torch_tiny.views import int_shape
+from torch_tiny.views import cut, int_shape
 
 Given = Operand | Complex
 
@@ -148,17 +156,9 @@ def _copied(x: Complex, source: Given) -> Complex:
 
 
 def _filled(name: str, fill: Callable[..., Complex]) -> Function:
-    """Of a complex tensor; a real one takes a complex number that is real."""
-
     real = elementwise.TABLE[name]
     assert not isinstance(real, Rule)
-
-    def apply(x: UOp | Complex, *args: Any) -> Any:
-        if isinstance(x, Complex):
-            return fill(x, *args)
-        return real(x, *(number_for_real(given, x.dtype) for given in args))
-
-    return apply
+    return or_real(real, fill)
 
 
 def _created(name: str, *values: int) -> Function:
@@ -178,11 +178,6 @@ def _created(name: str, *values: int) -> Function:
         return Complex(re, re.const_like(0))
 
     return apply
-
-
-def _as_complex_view(x: UOp) -> Complex:
-    last = x.ndim - 1
-    return Complex(cut(x, last, 0, 1).squeeze(last), cut(x, last, 1, 2).squeeze(last))
 
 
 def _joined(
@@ -269,7 +264,7 @@ def _reduction(name: str, of: Callable[[Complex], UOp]) -> Function:
 TABLE: Table = {
     "complex": _complex,
     "polar": lambda size, angle: Complex(size * call("cos", angle), size * call("sin", angle)),
-    "view_as_complex": _as_complex_view,
+    "view_as_complex": lambda x: from_both(x, x.ndim - 1),
 }
 COLUMN: dict[str, Function] = {
     "nansum": lambda z, *how: by_parts(reduce.sums)(

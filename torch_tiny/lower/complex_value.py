@@ -19,7 +19,7 @@ from torch_tiny.lower.promote import (
 )
 from torch_tiny.lower.shapes import DTYPES, arange, full_like
 from torch_tiny.uops import DType, UOp, call, dtypes
-from torch_tiny.views import ViewSpec, int_shape, read, write
+from torch_tiny.views import ViewSpec, cut, int_shape, read, write
 
 PARTS = {
     types.complex32: types.float16,
@@ -112,6 +112,12 @@ def imaginary(x: Complex) -> Complex:
 
 def from_real(x: UOp) -> Complex:
     return Complex(x, full_like(x, 0))
+
+
+def from_both(x: UOp, dim: int) -> Complex:
+    """Of real and imaginary parts that follow each other along a dimension."""
+    re, im = (cut(x, dim, part, part + 1).squeeze(dim) for part in range(2))
+    return Complex(re, im)
 
 
 def read_complex(flat: UOp, spec: ViewSpec) -> Complex:

@@ -7,8 +7,9 @@ from torch_tiny.lower.complex_value import Complex, from_real
 from torch_tiny.lower.movement import concatenate, flip
 from torch_tiny.lower.promote import cast
 from torch_tiny.lower.rule import Rule, Table, heavy
-from torch_tiny.lower.shapes import arange, cut, to_math, total
+from torch_tiny.lower.shapes import arange, to_math, total
 from torch_tiny.uops import DType, UOp, call
+from torch_tiny.views import cut
 
 _DIRECT = 64  # sums of at most so many terms, unless the length has a larger prime factor
 
@@ -48,9 +49,11 @@ def _roots(turns: UOp, n: int, sign: float, dtype: DType) -> Complex:
     return Complex(call("cos", angle), call("sin", angle))
 
 
-def _along(z: Complex, dim: int, sign: float) -> Complex:
+def _along(z: Complex, dims: Sequence[int], sign: float) -> Complex:
     last = z.ndim - 1
-    return _transformed(z.transpose(dim, last), sign).transpose(dim, last)
+    for dim in dims:
+        z = _transformed(z.transpose(dim, last), sign).transpose(dim, last)
+    return z
 
 
 def _normalized(z: Complex, count: int, normalization: int) -> Complex:
@@ -61,35 +64,29 @@ def _normalized(z: Complex, count: int, normalization: int) -> Complex:
 
 
 def _c2c(z: Complex, dims: Sequence[int], normalization: int, forward: bool) -> Complex:
-    wide, part = z.each(to_math), z.re.dtype
     wrapped = [d % max(1, z.ndim) for d in dims]
-    for dim in wrapped:
-        wide = _along(wide, dim, -1.0 if forward else 1.0)
+    wide = _along(z.each(to_math), wrapped, -1.0 if forward else 1.0)
     count = math.prod(z.shape[d] for d in wrapped)
-    return _normalized(wide, count, normalization).each(lambda x: cast(x, part))
+    return _normalized(wide, count, normalization).each(lambda x: cast(x, z.re.dtype))
 
 
 def _r2c(x: UOp, dims: Sequence[int], normalization: int, onesided: bool) -> Complex:
-    wrapped = [d % max(1, x.ndim) for d in dims]
-    wide = _along(from_real(to_math(x)), wrapped[-1], -1.0)
+    *others, last = (d % max(1, x.ndim) for d in dims)
+    wide = _along(from_real(to_math(x)), [last], -1.0)
     if onesided:
-        kept = wide.shape[wrapped[-1]] // 2 + 1
-        wide = wide.each(lambda p: cut(p, wrapped[-1], 0, kept))
-    for dim in wrapped[:-1]:
-        wide = _along(wide, dim, -1.0)
-    count = math.prod(int(x.shape[d]) for d in wrapped)
+        kept = wide.shape[last] // 2 + 1
+        wide = wide.each(lambda p: cut(p, last, 0, kept))
+    wide = _along(wide, others, -1.0)
+    count = math.prod(int(x.shape[d]) for d in (*others, last))
     return _normalized(wide, count, normalization).each(lambda p: cast(p, x.dtype))
 
 
 def _c2r(z: Complex, dims: Sequence[int], normalization: int, size: int) -> UOp:
-    wrapped = [d % max(1, z.ndim) for d in dims]
-    wide = z.each(to_math)
-    for dim in wrapped[:-1]:
-        wide = _along(wide, dim, 1.0)
-    last = wrapped[-1]
+    *others, last = (d % max(1, z.ndim) for d in dims)
+    wide = _along(z.each(to_math), others, 1.0)
     half = wide.each(lambda p: cut(p, last, 0, size // 2 + 1))
-    real = _along(_mirrored(half, last, size), last, 1.0)
-    count = math.prod(z.shape[d] for d in wrapped[:-1]) * size
+    real = _along(_mirrored(half, last, size), [last], 1.0)
+    count = math.prod(z.shape[d] for d in others) * size
     return cast(_normalized(real, count, normalization).re, z.re.dtype)
 
 

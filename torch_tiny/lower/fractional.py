@@ -9,9 +9,9 @@ from torch_tiny.lower.pool import place_of
 from torch_tiny.lower.promote import cast
 from torch_tiny.lower.reduce import amax
 from torch_tiny.lower.rule import Results, Table
-from torch_tiny.lower.shapes import along, arange, cut, full, full_like, to_math
+from torch_tiny.lower.shapes import along, arange, full, full_like, to_math
 from torch_tiny.uops import UOp, dtypes
-from torch_tiny.views import int_shape
+from torch_tiny.views import cut, int_shape
 
 
 def _starts(sample: UOp, size: int, out: int, kernel: int) -> UOp:

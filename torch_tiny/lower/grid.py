@@ -13,9 +13,9 @@ from torch_tiny.lower.movement import concatenate
 from torch_tiny.lower.pool import keys
 from torch_tiny.lower.promote import cast
 from torch_tiny.lower.rule import Results, Table
-from torch_tiny.lower.shapes import cut, full, full_like, to_math, total
+from torch_tiny.lower.shapes import full, full_like, to_math, total
 from torch_tiny.uops import UOp, call, dtypes
-from torch_tiny.views import int_shape
+from torch_tiny.views import cut, int_shape
 
 _LINEAR, _NEAREST, _CUBIC = range(3)
 _ZEROS, _BORDER, _REFLECTION = range(3)
@@ -36,6 +36,7 @@ class _Sampler:
 
     def __init__(self, x: UOp, grid: UOp, mode: int, padding: int, corners: bool) -> None:
         self.n, self.channels, *self.sizes = int_shape(x)
+        self.flat = to_math(x).reshape((self.n, self.channels, -1))
         self.out = int_shape(grid)[1:-1]
         self._how = (mode, padding, corners)
         rows = to_math(grid).reshape((self.n, -1, len(self.sizes)))
@@ -129,9 +130,8 @@ def _cubic(x: UOp) -> tuple[UOp, UOp]:
 
 def _sample(x: UOp, grid: UOp, mode: int, padding: int, corners: bool) -> UOp:
     sampler = _Sampler(x, grid, mode, padding, corners)
-    flat = to_math(x).reshape((sampler.n, sampler.channels, -1))
     values = (
-        gather(flat, 2, sampler.index(taps)) * sampler.weight(taps).unsqueeze(1)
+        gather(sampler.flat, 2, sampler.index(taps)) * sampler.weight(taps).unsqueeze(1)
         for taps in sampler.combinations()
     )
     result = functools.reduce(operator.add, values)
@@ -141,16 +141,15 @@ def _sample(x: UOp, grid: UOp, mode: int, padding: int, corners: bool) -> UOp:
 def _sample_backward(grad: UOp, x: UOp, grid: UOp, mode: int, padding: int, corners: bool,
                      mask: Sequence[bool]) -> Results:  # fmt: skip
     sampler = _Sampler(x, grid, mode, padding, corners)
-    flat = to_math(x).reshape((sampler.n, sampler.channels, -1))
     g = to_math(grad).reshape((sampler.n, sampler.channels, -1))
-    inward = full_like(flat, 0)
+    inward = full_like(sampler.flat, 0)
     turns = [full((1, 1), 0, g.dtype)] * len(sampler.sizes)
     for taps in sampler.combinations():
         index = sampler.index(taps)
         if mask[0]:
             inward = scatter_add(inward, 2, index, g * sampler.weight(taps).unsqueeze(1))
         if mask[1] and mode != _NEAREST:
-            pull = total(gather(flat, 2, index) * g, (1,))
+            pull = total(gather(sampler.flat, 2, index) * g, (1,))
             turns = [t + pull * sampler.weight(taps, by=d) for d, t in enumerate(turns)]
     places = (sampler.n, math.prod(sampler.out))
     columns = [t.expand(places).unsqueeze(2) for t in reversed(turns)]

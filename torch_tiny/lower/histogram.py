@@ -9,9 +9,9 @@ from torch_tiny.lower.creation import linspace
 from torch_tiny.lower.promote import Number, as_uop, cast, is_float
 from torch_tiny.lower.reduce import amax, amin
 from torch_tiny.lower.rule import Results, Table
-from torch_tiny.lower.shapes import arange, cut, full, to_math, total
+from torch_tiny.lower.shapes import arange, full, to_math, total
 from torch_tiny.uops import UOp
-from torch_tiny.views import int_shape
+from torch_tiny.views import cut, int_shape
 
 
 def _members(x: UOp, edges: UOp) -> UOp:
@@ -48,7 +48,7 @@ def _counted(x: UOp, edges: Sequence[UOp], weight: UOp | None, density: bool) ->
     return counts
 
 
-def _bounds(x: UOp, given: Sequence[Number] | None, slack: float) -> tuple[UOp, UOp]:
+def _bounds(x: UOp, given: Sequence[Number] | None) -> tuple[UOp, UOp]:
     """The outer edges of a dimension; a single value is in the middle of its bin."""
     if given is not None:
         low, high = (as_uop(v, x.dtype) for v in given)
@@ -58,7 +58,7 @@ def _bounds(x: UOp, given: Sequence[Number] | None, slack: float) -> tuple[UOp, 
         low, high = amin(x), amax(x)
     _require_range(low, high)
     same = low.eq(high)
-    return same.where(low - slack, low), same.where(high + slack, high)
+    return same.where(low - 0.5, low), same.where(high + 0.5, high)
 
 
 def _require_range(low: UOp, high: UOp) -> None:
@@ -86,7 +86,7 @@ def _edges(x: UOp, bins: Sequence[int], limits: Sequence[Number] | None) -> list
     for d, m in enumerate(bins):
         column = cut(x, 1, d, d + 1)
         own = None if limits is None else limits[2 * d : 2 * d + 2]
-        result.append(linspace(*_bounds(column, own, 0.5), m + 1, x.dtype))
+        result.append(linspace(*_bounds(column, own), m + 1, x.dtype))
     return result
 
 
@@ -95,12 +95,6 @@ def _histogram(x: UOp, bins: int, limits: Sequence[Number] | None, weight: UOp |
     rows = x.reshape((-1, 1))
     edges = _edges(rows, [bins], limits)
     return _counted(rows, edges, weight, density), edges[0]
-
-
-def _from_counts(x: UOp, bins: Sequence[int], limits: Sequence[Number] | None,
-                 weight: UOp | None, density: bool) -> UOp:  # fmt: skip
-    rows = _rows(x)
-    return _counted(rows, _edges(rows, bins, limits), weight, density)
 
 
 def _rows(x: UOp) -> UOp:
@@ -115,7 +109,9 @@ TABLE: Table = {
         edges,
     ),
     "_histogramdd_bin_edges": lambda x, bins, limits, *_: tuple(_edges(_rows(x), bins, limits)),
-    "_histogramdd_from_bin_cts": _from_counts,
+    "_histogramdd_from_bin_cts": lambda x, bins, limits, weight, density: _counted(
+        _rows(x), _edges(_rows(x), bins, limits), weight, density
+    ),
     "_histogramdd_from_bin_tensors": lambda x, edges, weight, density: _counted(
         _rows(x), edges, weight, density
     ),

@@ -14,9 +14,9 @@ from torch_tiny.lower.conditions import require
 from torch_tiny.lower.matrices import V
 from torch_tiny.lower.promote import NoLowering, cast
 from torch_tiny.lower.rule import Function, Rule, Shapes, Table
-from torch_tiny.lower.shapes import arange, cut, full, total
+from torch_tiny.lower.shapes import arange, full, total
 from torch_tiny.uops import UOp, dtypes
-from torch_tiny.views import ViewSpec
+from torch_tiny.views import ViewSpec, cut
 
 
 def is_for_libraries(shapes: Shapes) -> bool:

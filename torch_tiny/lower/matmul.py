@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 
-from torch_tiny.lower.movement import flip
+from torch_tiny.lower.movement import flip, windows_of
 from torch_tiny.lower.promote import HALVES, Lifted, Number, as_uop, cast
 from torch_tiny.lower.reduce import amax
 from torch_tiny.lower.rule import Results, Table
-from torch_tiny.lower.shapes import Shape, dilate, pad, subtotal, to_math, total
+from torch_tiny.lower.shapes import dilate, pad, subtotal, to_math, total
 from torch_tiny.uops import UOp, dtypes
 from torch_tiny.views import int_shape
 
@@ -66,18 +66,11 @@ def _trilinear(
 # --- convolutions in any number of dimensions ---
 
 
-def _windows(x: UOp, kernel: Shape, stride: Sequence[int], padding: Sequence[int],
-             dilation: Sequence[int]) -> UOp:  # fmt: skip
-    """(n, channels, *positions, *kernel)"""
-    padded = pad(to_math(x), [(0, 0), (0, 0), *((p, p) for p in padding)])
-    return padded._pool(kernel, tuple(stride), tuple(dilation))
-
-
 def _correlate(x: UOp, weight: UOp, stride: Sequence[int], padding: Sequence[int],
                dilation: Sequence[int], groups: int) -> UOp:  # fmt: skip
     out_channels, channels, *kernel = int_shape(weight)
     k = len(kernel)
-    windows = _windows(x, tuple(kernel), stride, padding, dilation)
+    windows = windows_of(to_math(x), kernel, stride, padding, dilation)
     n, _, *grid = int_shape(windows)[: 2 + k]
     grouped = windows.reshape((n, groups, 1, channels, *grid, *kernel))
     grouped = grouped.permute((0, 1, 2, *range(4, 4 + k), 3, *range(4 + k, 4 + 2 * k)))
@@ -111,7 +104,7 @@ def _weight_gradient(x: UOp, g: UOp, weight: UOp, stride: Sequence[int], padding
                      dilation: Sequence[int], groups: int) -> UOp:  # fmt: skip
     out_channels, channels, *kernel = int_shape(weight)
     k = len(kernel)
-    windows = _windows(x, tuple(kernel), stride, padding, dilation)
+    windows = windows_of(to_math(x), kernel, stride, padding, dilation)
     n, grid = int_shape(windows)[0], int_shape(g)[2:]
     windows = windows.shrink(tuple((0, s) for s in (n, int_shape(x)[1], *grid, *kernel)))
     grouped = windows.reshape((n, groups, 1, channels, *grid, *kernel))

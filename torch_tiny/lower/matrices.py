@@ -13,16 +13,16 @@ import numpy as np
 from torch_tiny.linalg.routine import COMPLEX, run
 from torch_tiny.lower import complex_rules, reduce
 from torch_tiny.lower.complex_math import choose, filled, is_zero
-from torch_tiny.lower.complex_value import Complex, from_real
+from torch_tiny.lower.complex_value import Complex, from_both, from_real
 from torch_tiny.lower.conditions import require
 from torch_tiny.lower.matmul import matmul
 from torch_tiny.lower.movement import stack
 from torch_tiny.lower.pick import gathered
 from torch_tiny.lower.promote import NoLowering, cast
-from torch_tiny.lower.shapes import arange, cut, full, pad, total
+from torch_tiny.lower.shapes import arange, full, pad, total
 from torch_tiny.lower.sort import sort
 from torch_tiny.uops import DType, UOp, call, dtypes
-from torch_tiny.views import int_shape
+from torch_tiny.views import cut, int_shape
 
 V = TypeVar("V", UOp, Complex)
 Batch = tuple[int, ...]
@@ -137,9 +137,7 @@ def by_rows(flat: UOp, a: V, batch: Batch, *sizes: int) -> V:
     """A result of a kernel as numbers of a's kind."""
     if not isinstance(a, Complex):
         return flat.reshape((*batch, *sizes))
-    both, at = flat.reshape((*batch, 2, *sizes)), len(batch)
-    re, im = (cut(both, at, part, part + 1).squeeze(at) for part in range(2))
-    return Complex(re, im)
+    return from_both(flat.reshape((*batch, 2, *sizes)), len(batch))
 
 
 def by_columns(flat: UOp, a: V, batch: Batch, m: int, n: int) -> V:

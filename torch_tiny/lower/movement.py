@@ -12,7 +12,6 @@ from torch_tiny.lower.reduce import sums
 from torch_tiny.lower.rule import Function, Rule, Table, heavy, rules
 from torch_tiny.lower.shapes import (
     arange,
-    cut,
     dilate,
     full,
     full_like,
@@ -24,7 +23,7 @@ from torch_tiny.lower.shapes import (
     wrap_dims,
 )
 from torch_tiny.uops import DType, UOp, dtypes
-from torch_tiny.views import ViewSpec, int_shape, read, write
+from torch_tiny.views import ViewSpec, cut, int_shape, read, write
 
 
 def concatenate(tensors: Sequence[UOp], dim: int = 0) -> UOp:
@@ -69,13 +68,12 @@ def sliced(x: UOp, dim: int = 0, start: int | None = None, end: int | None = Non
     return cut(part.unflatten(dim, (rows, step)), dim + 1, 0, 1).squeeze(dim + 1)
 
 
-def spread_slice(
-    x: UOp, size: int, dim: int, start: int | None, end: int | None, step: int, fill: Number = 0
-) -> UOp:
-    """The adjoint of `sliced`: values at their places, `fill` elsewhere."""
+def _spread_slice(x: UOp, size: int, dim: int, start: int | None, end: int | None,
+                  step: int) -> UOp:  # fmt: skip
+    """The adjoint of `sliced`: values at their places, zeros elsewhere."""
     start, _, step = slice_bounds(size, start, end, step)
-    wide = dilate(x, dim, step, fill)
-    return pad(wide, widths(x.ndim, dim, start, size - start - int_shape(wide)[dim]), fill)
+    wide = dilate(x, dim, step)
+    return pad(wide, widths(x.ndim, dim, start, size - start - int_shape(wide)[dim]))
 
 
 def _slice_scatter(x: UOp, source: UOp, dim: int, start: int | None, end: int | None,
@@ -85,8 +83,8 @@ def _slice_scatter(x: UOp, source: UOp, dim: int, start: int | None, end: int | 
     source = cast(source, x.dtype).expand(sliced(x, dim, start, end, step).shape)
     if 0 in source.shape:
         return x
-    put = spread_slice(source, size, dim, start, end, step)
-    at = spread_slice(full_like(source, True, dtypes.bool), size, dim, start, end, step)
+    put = _spread_slice(source, size, dim, start, end, step)
+    at = _spread_slice(full_like(source, True, dtypes.bool), size, dim, start, end, step)
     return at.where(put, x)
 
 
@@ -95,7 +93,7 @@ def _slice_backward(grad: UOp, sizes: Sequence[int], dim: int, start: int, end: 
     dim = wrap_dim(dim, len(sizes))
     if 0 in grad.shape:
         return full(sizes, 0, grad.dtype)
-    return spread_slice(grad, sizes[dim], dim, start, end, step)
+    return _spread_slice(grad, sizes[dim], dim, start, end, step)
 
 
 def select(x: UOp, dim: int, index: int) -> UOp:
@@ -270,6 +268,13 @@ def _edge_pads(rule: Function, suffix: str = "") -> dict[str, Function]:
 # --- windows: unfold in two dimensions ---
 
 
+def windows_of(x: UOp, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+               dilation: Sequence[int]) -> UOp:  # fmt: skip
+    """(n, channels, *positions, *kernel)"""
+    padded = pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)])
+    return padded._pool(tuple(kernel), tuple(stride), tuple(dilation))
+
+
 def _im2col(x: UOp, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int],
             stride: Sequence[int]) -> UOp:  # fmt: skip
     batched = x if x.ndim == 4 else x.unsqueeze(0)
@@ -278,10 +283,8 @@ def _im2col(x: UOp, kernel: Sequence[int], dilation: Sequence[int], padding: Seq
         return _im2col(
             full((1, *int_shape(x)[1:]), 0, x.dtype), kernel, dilation, padding, stride
         ).shrink(((0, 0), None, None))
-    padded = pad(batched, [(0, 0), (0, 0), *((p, p) for p in padding)])
-    pooled = padded._pool(tuple(kernel), tuple(stride), tuple(dilation))
-    columns = pooled.permute((0, 1, 4, 5, 2, 3))
-    columns = columns.reshape((n, channels * math.prod(kernel), -1))
+    windows = windows_of(batched, kernel, stride, padding, dilation)
+    columns = windows.permute((0, 1, 4, 5, 2, 3)).reshape((n, channels * math.prod(kernel), -1))
     return columns if x.ndim == 4 else columns.squeeze(0)
 
 

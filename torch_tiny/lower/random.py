@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from torch_tiny.lower.arithmetic import less_equal, polynomial
-from torch_tiny.lower.complex_value import Complex
+from torch_tiny.lower.complex_value import Complex, from_both
 from torch_tiny.lower.conditions import require
 from torch_tiny.lower.philox import (
     Words,
@@ -34,7 +34,7 @@ from torch_tiny.lower.promote import (
     math_dtype,
 )
 from torch_tiny.lower.rule import Function, Rule, Table
-from torch_tiny.lower.shapes import cut, full, full_like
+from torch_tiny.lower.shapes import full, full_like
 from torch_tiny.uops import DType, UOp, call, constant, dtypes
 from torch_tiny.views import int_shape
 
@@ -135,9 +135,7 @@ def _integers(self: UOp, first: int, range_: int, numbers: Any) -> UOp:
 
 def _of_both_parts(self: Complex, rule: Function, *args: Any) -> Complex:
     """The parts lie side by side, as view_as_real shows them."""
-    both = rule(full((*self.shape, 2), 0, self.re.dtype), *args)
-    re, im = (cut(both, len(self.shape), k, k + 1).squeeze(-1) for k in range(2))
-    return Complex(re, im)
+    return from_both(rule(full((*self.shape, 2), 0, self.re.dtype), *args), self.ndim)
 
 
 def _complex_normal(self: Complex, mean: Number, std: Number, numbers: Any) -> Complex:

@@ -15,7 +15,6 @@ from torch_tiny.lower.shapes import (
     along,
     arange,
     count,
-    cut,
     full,
     full_like,
     kept_shape,
@@ -29,7 +28,7 @@ from torch_tiny.lower.shapes import (
     wrap_dims,
 )
 from torch_tiny.uops import DType, UOp, call, dtypes
-from torch_tiny.views import int_shape
+from torch_tiny.views import cut, int_shape
 
 Dims = Sequence[int] | int | None
 

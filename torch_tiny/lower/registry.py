@@ -193,12 +193,10 @@ def _foreach(op: str, schema: Schema) -> _Plan | None:
         return None
     base, in_place = name.removeprefix("_foreach_").removesuffix("_"), name.endswith("_")
     base = _FOREACH_NAMES.get((base, overload)) or _FOREACH_NAMES.get((base, "")) or base
-    for candidate in (*_FOREACH_OVERLOADS.get(overload, ()), ""):
-        single = f"aten::{base}.{candidate}" if candidate else f"aten::{base}"
-        plan = _plan(single) if schema_of(single) is not None else None
-        if plan is not None:
-            break
-    else:
+    overloads = (f".{one}" for one in _FOREACH_OVERLOADS.get(overload, ()))
+    plans = (_plan(f"aten::{base}{one}") for one in (*overloads, ""))
+    plan = next((plan for plan in plans if plan is not None), None)
+    if plan is None:
         return None
 
     def apply(bound: list[Any], _layout: ViewSpec | None) -> Results:

@@ -9,7 +9,7 @@ import numpy as np
 from torch_tiny import scalar_types as types
 from torch_tiny.lower.promote import Lifted, NoLowering, Number, as_uop, is_float, math_dtype
 from torch_tiny.uops import DType, UOp, dtypes
-from torch_tiny.views import int_shape
+from torch_tiny.views import cut, int_shape
 
 Shape = tuple[int, ...]
 
@@ -76,10 +76,6 @@ def kept_shape(shape: Shape, dims: tuple[int, ...], keepdim: bool) -> Shape:
 def count(x: UOp, dims: tuple[int, ...]) -> int:
     shape = int_shape(x)
     return math.prod(shape[d] for d in dims)
-
-
-def cut(x: UOp, dim: int, start: int, stop: int) -> UOp:
-    return x.shrink(tuple((start, stop) if d == dim else None for d in range(x.ndim)))
 
 
 def pad(x: UOp, widths: Sequence[tuple[int, int]], value: Number = 0) -> UOp:

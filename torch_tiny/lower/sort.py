@@ -13,9 +13,9 @@ from torch_tiny.lower.index import gather
 from torch_tiny.lower.pick import gathered
 from torch_tiny.lower.promote import Number, as_uop, math_dtype, result_dtype
 from torch_tiny.lower.rule import Table
-from torch_tiny.lower.shapes import arange, cut, full, positions, total, wrap_dim
+from torch_tiny.lower.shapes import arange, full, positions, total, wrap_dim
 from torch_tiny.uops import UOp, dtypes
-from torch_tiny.views import int_shape
+from torch_tiny.views import cut, int_shape
 
 Pair = tuple[UOp, UOp]
 _SHORT = 1024
@@ -93,8 +93,6 @@ def _median_of_all(rank: Callable[[int, UOp], UOp], x: UOp) -> UOp:
 
 def _topk(x: UOp, k: int, dim: int, largest: bool, _sorted: bool) -> Pair:
     values, index = sort(x, dim, largest)
-    if x.ndim == 0:
-        return values, index
     dim = wrap_dim(dim, x.ndim)
     return cut(values, dim, 0, k), cut(index, dim, 0, k)
 

@@ -7,9 +7,9 @@ from torch_tiny.lower.arithmetic import is_nan
 from torch_tiny.lower.movement import concatenate
 from torch_tiny.lower.pick import gathered
 from torch_tiny.lower.promote import is_float, math_dtype
-from torch_tiny.lower.shapes import arange, cut, full, full_like, pad, widths
+from torch_tiny.lower.shapes import arange, full, full_like, pad, widths
 from torch_tiny.uops import UOp, dtypes
-from torch_tiny.views import int_shape
+from torch_tiny.views import cut, int_shape
 
 
 def order(x: UOp, dim: int, descending: bool) -> UOp:

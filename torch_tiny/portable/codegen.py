@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torch_tiny.engine import plan
 from torch_tiny.engine.codegen_cut import cut_reductions, without_repetition
 from torch_tiny.engine.codegen_home import Program, homes, nbytes
 from torch_tiny.engine.codegen_nest import Nest
@@ -20,7 +21,7 @@ from torch_tiny.linalg.routine import emitted_for_groups
 from torch_tiny.linalg.sequence import Loops
 from torch_tiny.lower.promote import NoLowering
 from torch_tiny.lower.shapes import DTYPES
-from torch_tiny.portable.kind import Kind, Opened, Text
+from torch_tiny.portable.kind import Kind, Opened
 from torch_tiny.portable.split import with_few_buffers
 from torch_tiny.uops import DType, Ops, UOp, buffer_param, compiling, dtypes, sink_of, substituted
 from torch_tiny.uops.source import Source, narrowed, render, render_linear
@@ -163,8 +164,8 @@ def _routine(kind: Kind, opened: Opened, step: RoutineStep) -> Iterator[_Piece]:
     sizes = [routine.batch * size * dtype.itemsize for dtype, size in routine.sizes]
     for one in emitted_for_groups(routine, kind.group_bytes, threads):
         source = render_linear(one.uops, opened.renderer, "k", kind.uniform_load)
-        source = replace(source, launch=(routine.batch, one.parts, 1), group=(threads, 1, 1))
-        source = replace(source, text=kind.finish(source.text))
+        text, launch = kind.finish(source.text), (routine.batch, one.parts, 1)
+        source = replace(source, text=text, launch=launch, group=(threads, 1, 1))
         uses = tuple((step.slots[k], sizes[k]) for k in source.slots)
         yield _Piece(source, uses, one.loops)
 
@@ -185,11 +186,12 @@ def _rendered(kind: Kind, opened: Opened, plain: UOp) -> Source:
 _MOST_RENDERED = 4096
 
 
-def built(opened: Opened, texts: Sequence[Text]) -> list[Any]:
+def built(opened: Opened, given: Sequence[plan.Kernel]) -> list[Any]:
     """Kernels of the device, made once per text; together, which takes OpenCL less time."""
     kernels: dict[str, Any] = opened.__dict__.setdefault("kernels", {})
     if len(kernels) >= _MOST_RENDERED:
         kernels.clear()
-    new = list({one[1]: one for one in texts if one[1] not in kernels}.values())
-    kernels |= zip((text for _, text, _ in new), opened.build(new), strict=True)
-    return [kernels[text] for _, text, _ in texts]
+    new = {one["source"]: one for one in given if one["source"] not in kernels}
+    texts = [(one["name"], text, len(one["buffers"])) for text, one in new.items()]
+    kernels |= zip(new, opened.build(texts), strict=True)
+    return [kernels[one["source"]] for one in given]

@@ -4,7 +4,7 @@ import functools
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -18,14 +18,10 @@ def uninterrupted(function: Callable[P, R]) -> Callable[P, R]:
         if threading.current_thread() is not threading.main_thread():
             return function(*args, **kwargs)
         came: list[int] = []
-
-        def note(number: int, _frame: Any) -> None:
-            came.append(number)
-
         before = signal.getsignal(signal.SIGINT)
         if before is not signal.default_int_handler:  # someone else decides what it means
             return function(*args, **kwargs)
-        signal.signal(signal.SIGINT, note)
+        signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
         try:
             return function(*args, **kwargs)
         finally:

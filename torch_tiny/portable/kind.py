@@ -185,11 +185,10 @@ C_FUNCTIONS: dict[str, str] = {
 """What C and OpenCL C have by these names."""
 
 C_INTEGERS: dict[DType, tuple[str, str]] = {
-    dtypes.int8: ("char", "uint"),
-    dtypes.uint8: ("uchar", "uint"),
-    dtypes.int16: ("short", "uint"),
-    dtypes.uint16: ("ushort", "uint"),
-    dtypes.int32: ("int", "uint"),
+    **{
+        getattr(dtypes, name): (name, "uint")
+        for name in ("char", "uchar", "short", "ushort", "int")
+    },
     dtypes.int64: ("long", "ulong"),
 }
 """As OpenCL C and Metal name them."""

@@ -11,9 +11,7 @@ from torch_tiny.portable import wgsl
 
 def needed(text: str) -> str:
     """The functions that a text calls, each after those that it calls itself."""
-    found: dict[str, str] = {}
-    _collect(text, found)
-    return "\n".join(found.values())
+    return "\n".join(map(translated, wgsl.needed(text).values()))
 
 
 def translated(text: str) -> str:
@@ -44,11 +42,3 @@ _WORDS = (
     (r"\bcountLeadingZeros\(", "clz("),
     (r"\b(\d+\.\d+(?:e[-+]?\d+)?|\d+e[-+]?\d+)\b", r"\1f"),
 )
-
-
-def _collect(text: str, found: dict[str, str]) -> None:
-    for name in re.findall(r"\btt_\w+(?=\()", text):
-        if name not in found:
-            own = wgsl.BY_NAME[name]
-            _collect(own.partition("{")[2], found)
-            found[name] = translated(own)

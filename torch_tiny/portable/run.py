@@ -36,13 +36,11 @@ class Region:
         used = {b for step in self._kernels for b in step.buffers}
         self._old = used & set(range(len(code.buffers)))
         self._numbers: dict[torch.dtype, list[tuple[int, str]]] = {}
-        position = 0
-        for buffer in code.buffers:
-            if "slot" not in buffer:
-                dtype = getattr(torch, buffer["dtype"])
-                home = self._numbers.setdefault(number_dtype(kind, dtype), [])
-                home.append((position, _FORMATS[dtype]))
-                position += 1
+        given = (buffer for buffer in code.buffers if "slot" not in buffer)
+        for position, buffer in enumerate(given):
+            dtype = getattr(torch, buffer["dtype"])
+            home = self._numbers.setdefault(number_dtype(kind, dtype), [])
+            home.append((position, _FORMATS[dtype]))
         self._packed: dict[torch.dtype, tuple[bytes, int]] = {}
 
     def run(self, buffers: Sequence[int], numbers: Sequence[bytes]) -> list[int] | None:
@@ -96,10 +94,9 @@ class Region:
         )
 
     def _steps(self, given: Sequence[Kernel]) -> list[Launch]:
-        texts = [(one["name"], one["source"], len(one["buffers"])) for one in given]
         return [
             Launch(kernel, one["buffers"], one["groups"], one["threads"])
-            for kernel, one in zip(built(self._opened, texts), given, strict=True)
+            for kernel, one in zip(built(self._opened, given), given, strict=True)
         ]
 
     def _pack(

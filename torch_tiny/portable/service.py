@@ -37,8 +37,6 @@ class FallbackWarning(UserWarning):
 @dataclass
 class _Device:
     kind: Kind
-    index: int
-    """Among the devices of its kind."""
     opened: Opened
     memory: Memory
     programs: dict[int, Any] = field(default_factory=dict)
@@ -186,13 +184,12 @@ class Engine:
         late.daemon = True
         late.start()
         try:
-            try:
-                target = Portable(here.kind, here.opened)
-                made = compile_trace(trace, True, target, self._known, context)
-                _build(here, made)
-            except RuntimeError:  # the device's compiler refuses something
-                target = Portable(here.kind, here.opened, one_by_one=True)
-                made = compile_trace(trace, True, target, self._known, f"{context} one by one")
+            target = Portable(here.kind, here.opened)
+            made = compile_trace(trace, True, target, self._known, context)
+            _build(here, made)
+        except RuntimeError:  # the device's compiler refuses something
+            target = Portable(here.kind, here.opened, one_by_one=True)
+            made = compile_trace(trace, True, target, self._known, f"{context} one by one")
         finally:
             late.cancel()
             seconds = time.monotonic() - begin
@@ -242,7 +239,7 @@ class Engine:
             self._opened[theirs] = kind.open(int(index or 0))
         opened = self._opened[theirs]
         memory = Memory(opened, f"tiny:{device} ({self._names[device]})")
-        return _Device(kind, int(index or 0), opened, memory)
+        return _Device(kind, opened, memory)
 
 
 engine: Engine | None = None
@@ -280,8 +277,8 @@ def _build(here: _Device, made: Made) -> None:
     """All kernels of a plan together, which takes OpenCL less time."""
     from torch_tiny.portable.codegen import built
 
-    kernels = [kernel for code, _ in made.built.values() for kernel in (*code.kernels, *code.guard)]
-    built(here.opened, [(k["name"], k["source"], len(k["buffers"])) for k in kernels])
+    codes = (code for code, _ in made.built.values())
+    built(here.opened, [kernel for code in codes for kernel in (*code.kernels, *code.guard)])
 
 
 def _tell(text: str) -> None:

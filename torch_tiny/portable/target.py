@@ -30,8 +30,7 @@ class Portable(Target):
     ) -> Program[codegen.Kernel]:
         program = codegen.generate(self._kind, self._opened, own.buffers, outputs)
         if self._one_by_one:
-            texts = [(k.name, k.source, len(k.buffers)) for k in program.kernels]
-            codegen.built(self._opened, texts)  # to see that the device takes them
+            codegen.built(self._opened, self.kernels(program, ""))  # to see that it takes them
         return program
 
     def build(self, _programs: Mapping[str, Any]) -> bytes:

@@ -25,9 +25,7 @@ OPERATORS = {
     "neg": "tt_neg({0})",
     "differ": "!({0} == {1})",  # != is false for NaN
     "reciprocal": "tt_divide(1.0, {0})",
-    "floor": "floor({0})",
-    "ceil": "ceil({0})",
-    "trunc": "trunc({0})",
+    **{name: f"{name}({{0}})" for name in ("floor", "ceil", "trunc")},
     "fabs": "abs({0})",
     "rint": "round({0})",
     "integer": "select(-2147483647 - 1, i32({0}), {0} >= -2147483648.0 && {0} < 2147483648.0)",
@@ -75,13 +73,10 @@ def template(name: str) -> str:
     return f"tt_{name}({', '.join(f'{{{i}}}' for i in range(count))})"
 
 
-def needed(text: str) -> str:
-    """The functions that a text calls, and those that they call."""
+def needed(text: str) -> dict[str, str]:
+    """The functions that a text calls, each after those that it calls itself."""
     found: dict[str, str] = {}
-    waiting = [text]
-    while waiting:
-        for name in re.findall(r"\btt_\w+(?=\()", waiting.pop()):
-            if name not in found:
-                found[name] = BY_NAME[name]
-                waiting.append(BY_NAME[name])
-    return "\n".join(found.values())
+    for name in re.findall(r"\btt_\w+(?=\()", text):
+        if name not in found:
+            found |= needed(BY_NAME[name].partition("{")[2]) | {name: BY_NAME[name]}
+    return found

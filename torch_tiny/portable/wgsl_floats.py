@@ -193,8 +193,7 @@ fn tt_sin_near(r: f32) -> f32 {
 }
 fn tt_cos_near(r: f32) -> f32 {
   let s = r * r;
-  var p = polynomial(s: 2.44677067e-5, -1.38877297e-3, 4.16666567e-2, -0.5);
-  return p * s + 1.0;
+  return polynomial(s: 2.44677067e-5, -1.38877297e-3, 4.16666567e-2, -0.5, 1.0);
 }
 fn tt_wave(x: f32, shift: i32) -> f32 {
   if (tt_isnan(x) || tt_isinf(x)) { return tt_nan(); }

@@ -44,14 +44,12 @@ def _seal_one(u: UOp) -> UOp | None:
         negated = factor(u, -1.0)
         if negated is not None:
             name, operands = "neg", (negated,)
-        elif u.src[1].op is Ops.RECIPROCAL:
-            name, operands = "div", (u.src[0], u.src[1].src[0])
-        elif u.src[0].op is Ops.RECIPROCAL:
-            name, operands = "div", (u.src[1], u.src[0].src[0])
         else:
-            for log2, c in (u.src, u.src[::-1]):
-                if log2.op is Ops.LOG2 and equals(c, _LN2) and log2.shape == u.shape:
-                    name, operands = "log", log2.src
+            for x, y in (u.src[::-1], u.src):
+                if y.op is Ops.RECIPROCAL:
+                    name, operands = "div", (x, y.src[0])
+                elif y.op is Ops.LOG2 and equals(x, _LN2) and y.shape == u.shape:
+                    name, operands = "log", y.src
     elif u.op is Ops.ADD and (right := factor(u.src[1], -1.0)) is not None:
         name, operands = "sub", (u.src[0], right)
     elif u.op is Ops.EXP2 and (power := factor(u.src[0], 1 / _LN2)) is not None:

@@ -91,18 +91,12 @@ def _spelled(u: UOp, spelling: Spelling) -> str | None:
 
 # --- 64 bits as two words: calls of functions that a kind has by these names ---
 
-# tinygrad's division is a text of 64 steps, compiled for minutes.
-_DIVISIONS = {
-    (Ops.CDIV, dtypes.int64): "tt_div",
-    (Ops.CMOD, dtypes.int64): "tt_mod",
-    (Ops.CDIV, dtypes.uint64): "tt_udiv",
-    (Ops.CMOD, dtypes.uint64): "tt_umod",
-}
-
 
 def _divide(u: UOp) -> UOp:
+    """By a function: tinygrad's division is a text of 64 steps, compiled for minutes."""
     words = tuple(word for x in u.src for word in _words(x))
-    return _pair(f"{_DIVISIONS[u.op, u.dtype]}({{0}}, {{1}}, {{2}}, {{3}})", words, u.dtype)
+    name = f"tt_{'u' * (u.dtype == dtypes.uint64)}{'div' if u.op is Ops.CDIV else 'mod'}"
+    return _pair(f"{name}({{0}}, {{1}}, {{2}}, {{3}})", words, u.dtype)
 
 
 def _multiply(u: UOp) -> UOp | None:

@@ -67,66 +67,42 @@ def _with_memory(self: Any, root: UOp) -> UOp:
 
 def _rewritten(root: UOp, rules: PatternMatcher, done: dict[UOp, UOp]) -> UOp:
     """First all operands, then the node: rebuilt if they changed, else as the rules say."""
-    if (known := done.get(root)) is not None:
-        return known
-    stack: list[tuple[UOp, int, UOp]] = [(root, _BEGUN, root)]
-    seen = {root}
-    called: set[UOp] = set()  # what is not looked into
-    waiting: dict[UOp, list[tuple[UOp, int, UOp]]] = {}
-
-    def finish(node: UOp, result: UOp) -> None:
-        done[node] = result
-        if node in waiting:
-            stack.extend(waiting.pop(node))
-
+    stack = [(root, root)]  # nodes, and what they have become so far
     while stack:
         if len(stack) > REWRITE_STACK_LIMIT:
             raise RuntimeError("rules that undo each other")
-        node, stage, now = stack.pop()
-        if node in done or node in called:
-            continue
-        if stage == _BEGUN:
-            stack.append((node, _OPERANDS, node))
-            if _is_opaque(node):
-                called.add(node.src[0])
-            for operand in reversed(node.src):
-                if operand not in seen:
-                    seen.add(operand)
-                    stack.append((operand, _BEGUN, operand))
-        elif stage == _OPERANDS:
-            operands = []
-            for operand in now.src:
-                ready = operand if operand in called else done.get(operand)
-                if ready is None:
-                    waiting.setdefault(operand, []).append((node, _OPERANDS, now))
-                    break
-                operands.append(ready)
+        node, now = stack[-1]
+        if node in done:
+            stack.pop()
+        elif now is not node:
+            if now in done:
+                done[node] = done[now]
             else:
-                source = tuple(operands)
-                if source != now.src:
-                    dtype = _rebuild_dtype(now, source)
-                    after: UOp | None = UOp(now.op, dtype, source, now.arg, now.tag)
-                else:
-                    after = rules.rewrite(now)
-                if after is None:
-                    finish(node, now)
-                else:
-                    stack.append((node, _REPLACED, after))
-                    stack.append((after, _BEGUN, after))
-        elif (ready := done.get(now)) is None:
-            waiting.setdefault(now, []).append((node, _REPLACED, now))
+                stack.append((now, now))
         else:
-            finish(node, ready)
+            unseen, operands = _operands(node)
+            missing = [(operand, operand) for operand in reversed(operands) if operand not in done]
+            if missing:
+                stack += missing
+                continue
+            source = (*unseen, *(done[operand] for operand in operands))
+            if source != node.src:
+                dtype = _rebuild_dtype(node, source)
+                after: UOp | None = UOp(node.op, dtype, source, node.arg, node.tag)
+            else:
+                after = rules.rewrite(node)
+            if after is None:
+                done[node] = node
+            else:
+                stack[-1] = (node, after)
     return done[root]
 
 
-_BEGUN, _OPERANDS, _REPLACED = range(3)
-
-
-def _is_opaque(node: UOp) -> bool:
-    if node.op is Ops.FUNCTION:
-        return True
-    return node.op is Ops.CALL and node.src[0].op in UOp._OPAQUE_CALL_BODIES
+def _operands(node: UOp) -> tuple[tuple[UOp, ...], tuple[UOp, ...]]:
+    """What is not looked into, the body of a call, and the others."""
+    is_call = node.op is Ops.CALL and node.src[0].op in UOp._OPAQUE_CALL_BODIES
+    bodies = int(is_call or node.op is Ops.FUNCTION)
+    return node.src[:bodies], node.src[bodies:]
 
 
 def _check() -> None:

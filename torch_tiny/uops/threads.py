@@ -30,7 +30,7 @@ def arranged(sink: UOp, renderer: Renderer, name: str) -> UOp:
     """The loops around the store as threads, in groups as large as the sizes allow."""
     loops: Any = Scheduler(sink, renderer)
     loops.convert_loop_to_global()
-    if not any(u.op is Ops.STAGE for u in sink.toposort()):
+    if not sink.op_in_backward_slice_with_self(Ops.STAGE):
         outputs = math.prod(loops.output_shape)
         _pad(loops)
         if not _share_reduction(loops, outputs):

@@ -21,14 +21,6 @@ _PCI = Path("/sys/bus/pci/devices")
 _AMD = "0x1002"
 
 
-class _Opened(Opened):
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        from torch_tiny.uops.amd import renderer_of
-
-        self.renderer = renderer_of(self.device)
-
-
 class Amd(Kind):
     name = "amd"
     device = "AMD"
@@ -41,7 +33,11 @@ class Amd(Kind):
         return "no AMD GPU: there is neither /dev/kfd nor such a device on the bus"
 
     def open(self, index: int) -> Opened:
-        return _Opened(self.tinygrad_name(index))
+        from torch_tiny.uops.amd import renderer_of
+
+        opened = super().open(index)
+        opened.renderer = renderer_of(opened.device)
+        return opened
 
     def template(self, name: str, dtype: DType) -> str:
         bits = 64 if dtype == dtypes.float64 else 32

@@ -115,7 +115,8 @@ class WebGpu(Kind):
     def finish(self, text: str) -> str:
         head, uniform, rest = text.partition("var<uniform> INFINITY : f32;\n")
         rest = rest.replace("workgroupBarrier();", "workgroupBarrier(); storageBarrier();")
-        return f"{head}{uniform}{wgsl.needed(text)}\n{rest}"
+        functions = "\n".join(wgsl.needed(text).values())
+        return f"{head}{uniform}{functions}\n{rest}"
 
 
 def _dawn() -> Path | None:
