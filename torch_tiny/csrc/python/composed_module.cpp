@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <unordered_map>
-#include <utility>
 
 #include "base/device.h"
 #include "random/generator.h"
@@ -108,7 +107,7 @@ void call_as_usual(const c10::OperatorHandle& op, c10::Stack* stack) {
 class Composed final : public c10::OperatorKernel {
  public:
   Composed(Applies applies, py::function function)
-      : applies_(applies), function_(std::move(function)) {}
+      : applies_(applies), function_(function.release()) {}
 
   void operator()(
       const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, c10::Stack* stack) const {
@@ -148,7 +147,7 @@ class Composed final : public c10::OperatorKernel {
   }
 
   const Applies applies_;
-  const py::function function_;
+  const py::handle function_;  // kept for good: the dispatcher outlives Python
 };
 
 torch::CppFunction kernel(const ComposedRow& row) {
