@@ -71,7 +71,7 @@ def test_an_interrupt_comes_while_its_job_runs() -> None:
 
 
 def test_growth_is_a_fault() -> None:
-    held = Held(resident=100 << 20, device=0, files=7, compiling=2, threads=7, libraries=9)
-    more = Held(resident=150 << 20, device=8, files=8, compiling=5, threads=8, libraries=9)
+    held = Held(100 << 20, 0, 7, 2, threads=7, libraries=9, worker=50 << 20, compiled=1)
+    more = Held(150 << 20, 8, 8, 5, threads=8, libraries=9, worker=600 << 20, compiled=1)
     assert growth([held] * 6) == []
-    assert len(growth([*[held] * 5, more])) == 6
+    assert len(growth([*[held] * 5, more])) == 7
