@@ -19,6 +19,9 @@ WEIGHINGS = 6
 # How much more resident memory there may be at the end: than after a third of the time, when most
 # of what is made once has been made, and than after two thirds, since when nothing is new.
 _GROWTH = {1: 0.10, 2: 0.03}
+# Or this many bytes: where the compiler gets little of a busy machine, jobs that wait for it, plans
+# and signatures reach their limits after the first minutes.
+_MADE_ONCE = 16 << 20
 _KEPT = (128, 2048, 512)  # plans, signatures, codes: full after minutes
 _MOST_OF_WORKER = 512 << 20  # bytes, with torch and the code of all regions that it remembers
 _OF_ONE_COMPILE = 4  # its lock, the folder, a file there, and /proc, which is read to see it work
@@ -57,7 +60,7 @@ def growth(weights: list[Held]) -> list[str]:
     late, found = weights[-1], []
     for thirds, most in _GROWTH.items():
         before = weights[WEIGHINGS * thirds // 3 - 1].resident
-        if late.resident > before * (1 + most):
+        if late.resident > before + max(before * most, _MADE_ONCE):
             grew = f"from {before >> 20} to {late.resident >> 20} MiB"
             found.append(f"memory grew {grew} since {thirds}/3 of the time")
     early = weights[WEIGHINGS // 3 - 1]
