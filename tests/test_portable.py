@@ -415,7 +415,7 @@ assert torch.equal(whole.to("tiny").sort(descending=True)[1].cpu(), whole.sort(d
 (opened,) = service.engine._opened.values()
 print(len(opened.sources) < 10)
 """
-    assert run(kind, code, TORCH_TINY_FALLBACK="error") == ["True"]
+    assert run(kind, code, TORCH_TINY_FALLBACK="error", TORCH_TINY_CACHE="") == ["True"]
 
 
 def test_plans_are_kept_on_disk(kind: str, tmp_path: object) -> None:
