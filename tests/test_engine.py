@@ -679,12 +679,33 @@ step_until(lambda: key in service.engine._refined, step)
     )
 
 
-def test_more_code_than_can_be_loaded_is_told(cache: Path) -> None:
+def test_room_is_made_for_more_code_than_can_be_loaded(cache: Path) -> None:
     auto(
         """
-_C.set_kept(1024, 16384, 1)
+_C.set_kept(1024, 16384, 3)
+def compiled(device, width, known=0):
+    x = torch.randn(width, device=device)
+    step_until(lambda: service.engine.counts.compiles + service.engine.counts.cache_hits > known
+               and settled(), lambda: (x * 2).exp().cpu())
+    return service.engine.counts.compiles + service.engine.counts.cache_hits
+known = compiled("tiny:0", 64)
+for width in range(65, 73):
+    known = compiled(f"tiny:{width % 2}", width, known)
+plans = [plan for device in range(2) for plan in _C.plans(device)]
+assert 1 <= len(plans) <= 3, plans
+assert service.engine.counts.failures == 0
+compiled("tiny:0", 64, known)  # what went is compiled again
+""",
+        cache,
+        TORCH_TINY_DEVICES="cpu,cpu",
+    )
+
+
+def test_code_for_which_no_room_can_be_made_is_told(cache: Path) -> None:
+    auto(
+        """
+_C.set_kept(1024, 16384, 0)
 x = torch.randn(64, device="tiny")
-step_until(lambda: service.engine.counts.compiles == 1, lambda: (x * 2).exp().cpu())
 step_until(lambda: service.engine.counts.failures == 1, lambda: (x * 3).sin().tanh().cpu())
 assert "no more can be" in service.engine.counts.last_failure
 """,

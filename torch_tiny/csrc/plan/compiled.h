@@ -44,6 +44,7 @@ struct RegionBuffer {
 };
 
 // How many codes a process keeps loaded: each takes three of the 65,530 mappings that it may have.
+// For more, plans go that were not used for longest.
 inline std::atomic<size_t> most_codes{8192};
 
 // What a region runs, and what is known of its speed: shared by all regions that compute the same.

@@ -81,7 +81,8 @@ std::shared_ptr<const Plan> PlanCache::find(const Trace& trace, bool& hit) {
     }
     found = plans_.insert_or_assign(hash, make_plan(trace, words_)).first;
   }
-  found->second->last_used = ++moment_;
+  static std::atomic<uint64_t> moment{0};
+  found->second->last_used = moment.fetch_add(1, std::memory_order_relaxed);
   return found->second;
 }
 
@@ -116,6 +117,22 @@ std::unordered_set<const Signature*> PlanCache::keep_recent(size_t most) {
     }
   }
   return kept;
+}
+
+void PlanCache::add_moments(std::vector<uint64_t>& moments) const {
+  for_each([&](const Plan& plan) { moments.push_back(plan.last_used); });
+}
+
+void PlanCache::drop_older(uint64_t moment) {
+  std::vector<std::shared_ptr<const Plan>> dropped;  // without the lock
+  std::lock_guard lock(mutex_);
+  std::erase_if(plans_, [&](const auto& entry) {
+    const bool is_old = entry.second->last_used < moment;
+    if (is_old) {
+      dropped.push_back(entry.second);
+    }
+    return is_old;
+  });
 }
 
 std::shared_ptr<const Plan> PlanCache::by_id(uint64_t id) const {

@@ -25,7 +25,7 @@ struct Plan : std::enable_shared_from_this<Plan> {
   std::vector<uint32_t> release;
   std::vector<bool> temporary;
 
-  mutable uint64_t last_used = 0;  // a moment; guarded by the cache's lock
+  mutable uint64_t last_used = 0;  // a moment of all devices; guarded by the cache's lock
 
   // Guarded by the lock that is held while running.
   mutable uint64_t runs = 0;
@@ -56,6 +56,9 @@ class PlanCache {
   // Drops plans, from those not used for longest, until no more than `most` signatures are known to
   // the rest; returns these.
   std::unordered_set<const Signature*> keep_recent(size_t most);
+  void add_moments(std::vector<uint64_t>& moments) const;
+  // Drops the plans that were not used since.
+  void drop_older(uint64_t moment);
 
  private:
   using Plans = std::unordered_map<uint64_t, std::shared_ptr<const Plan>>;
@@ -64,7 +67,6 @@ class PlanCache {
 
   mutable Ordered<Rank::kPlans> mutex_;
   Plans plans_;
-  uint64_t moment_ = 0;
   std::vector<uint64_t> words_;
 };
 

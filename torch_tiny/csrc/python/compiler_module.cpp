@@ -112,7 +112,10 @@ class LoadedCodes {
     return found == codes_.end() ? nullptr : found->second.lock();
   }
   void add(c10::DeviceIndex device, const std::string& key, const std::shared_ptr<Code>& code) {
-    std::erase_if(codes_, [](const auto& item) { return item.second.expired(); });
+    forget_expired();
+    if (codes_.size() >= most_codes) {
+      make_room();
+    }
     TORCH_CHECK(
         codes_.size() < most_codes,
         codes_.size(),
@@ -121,6 +124,17 @@ class LoadedCodes {
   }
 
  private:
+  void forget_expired() {
+    std::erase_if(codes_, [](const auto& item) { return item.second.expired(); });
+  }
+  // An eighth at least, lest the next ones should look for it again.
+  void make_room() {
+    const auto enough = most_codes - (most_codes + 7) / 8;
+    while (codes_.size() > enough && drop_old_plans()) {
+      forget_expired();
+    }
+  }
+
   std::map<std::pair<c10::DeviceIndex, std::string>, std::weak_ptr<Code>> codes_;
 };
 

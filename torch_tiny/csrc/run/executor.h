@@ -44,6 +44,10 @@ class Executor {
   void for_each_plan(c10::function_ref<void(const Plan&)> visit) const {
     plans_.for_each(visit);
   }
+  // For any thread.
+  PlanCache& plans() {
+    return plans_;
+  }
 
   static constexpr uint64_t kHot = 2;  // runs of a plan after which it is worth compiling
 

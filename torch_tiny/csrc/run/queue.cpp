@@ -1,6 +1,8 @@
 #include "run/queue.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "core/eager_call.h"
 #include "memory/portable.h"
@@ -202,6 +204,23 @@ void run_everything(const char* reason) noexcept {
       queue.run_and_keep_failure(reason);
     }
   }
+}
+
+bool drop_old_plans() {
+  const WithoutGil no_gil;
+  std::vector<uint64_t> moments;
+  for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
+    Queue::of(index).plans().add_moments(moments);
+  }
+  if (moments.size() < 2) {
+    return false;
+  }
+  const auto first_kept = moments.begin() + (moments.size() + 7) / 8;
+  std::nth_element(moments.begin(), first_kept, moments.end());
+  for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
+    Queue::of(index).plans().drop_older(*first_kept);
+  }
+  return true;
 }
 
 bool call_while_idle(c10::function_ref<void()> body) {

@@ -68,6 +68,10 @@ class Queue {
   // Calls `visit` on every plan of this device while nothing runs.
   void for_each_plan(c10::function_ref<void(const Plan&)> visit);
 
+  PlanCache& plans() {
+    return executor_.plans();
+  }
+
   Recorder recorder;
 
  private:
@@ -113,6 +117,8 @@ void run_trace_soon(c10::DeviceIndex index, const char* reason);
 // On all devices, or on those that this thread is running on; whoever runs next on one hears of an
 // error there.
 void run_everything(const char* reason) noexcept;
+// Of all devices' plans an eighth, those that were not used for longest. False if there are too few.
+bool drop_old_plans();
 // Calls `body` while nothing is recorded, nor has been on any device that has not run. False if
 // that is not so now.
 bool call_while_idle(c10::function_ref<void()> body);
