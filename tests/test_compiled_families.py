@@ -96,6 +96,27 @@ def test_copies_that_write_nothing_in_some_loops() -> None:
         assert not compile_trace(trace).plan.failed
 
 
+WRITES_AT_AN_INDEX: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
+    lambda view, index: view.index_fill_(-1, index, 0.5),
+    lambda view, index: view.index_copy_(-1, index, view.clone() + 5),
+    lambda view, index: view.masked_fill_(index > 0, 4.0),
+    lambda view, index: view.scatter_(-1, index.expand(view.shape), 7.0),
+]
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3, 4])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_writes_at_an_index_leave_alone_what_lies_before_a_view(stride: int, offset: int) -> None:
+    def program(device: str) -> list[torch.Tensor]:
+        index = torch.tensor([1, 0], device=device)
+        bases = [torch.ones(8, device=device) * 3 for _ in WRITES_AT_AN_INDEX]
+        for base, write in zip(bases, WRITES_AT_AN_INDEX, strict=True):
+            write(base.as_strided((2,), (stride,), offset), index)
+        return bases
+
+    compiled(program)
+
+
 def test_masks_of_known_numbers() -> None:
     """A choice between equal numbers lost its shape; the loop of an index was there twice."""
 

@@ -210,6 +210,23 @@ def test_symbolic() -> None:
     assert algebra.symbolic is symbolic
 
 
+def test_no_value_matters_only_where_it_decides() -> None:
+    """tinygrad's own rule would have no value of a choice that never looks at it."""
+    inside, truth = loop(12) < 5, UOp.variable("truth", 0, 1, dtypes.bool)
+    none = inside.where(truth, INVALID)
+    assert graph_rewrite(inside & none, our_rules.symbolic).get_valid().arg is True
+    assert graph_rewrite(inside.logical_not() | none, our_rules.symbolic).get_valid().arg is True
+    assert graph_rewrite(truth & none, our_rules.symbolic).op is Ops.WHERE
+
+
+def test_operands_in_which_no_value_stands_where_a_number_does_have_no_order() -> None:
+    of_none, of_number = (sealed("name", dtypes.weakint, (x,)) for x in (INVALID, UOp.const(3)))
+    for kept in (of_none + of_number, of_number + of_none):
+        assert graph_rewrite(kept, our_rules._in_order(algebra.commutative)) is kept
+    i = loop(12)
+    assert graph_rewrite(UOp.const(3) + i, our_rules.symbolic) is graph_rewrite(i + 3, symbolic)
+
+
 def test_invalid_gate() -> None:
     found = PatternMatcher([(invalid_gate, lambda cond, x, i: UOp(Ops.NOOP, src=(cond, x, i)))])
     i = loop(12)
@@ -349,6 +366,7 @@ def test_pm_reduce_simplify() -> None:
     i, r = loop(3), loop(4, 1, AxisType.REDUCE)
     counted = total((r < i).where(UOp.const(1), UOp.const(0)), r)
     assert graph_rewrite(counted, pm_reduce_simplify) is i
+    assert graph_rewrite(counted, our_rules.reduce_simplify) is i
 
 
 def test_load_collapse() -> None:
@@ -365,6 +383,7 @@ def test_rules_of_load_collapse() -> None:
     for all_rules, known, ops in (
         (simplify.pm_reduce_load_collapse, simplify.pm_reduce_collapse, [Ops.CMPNE, Ops.REDUCE]),
         (simplify.pm_load_collapse, PatternMatcher([]), [Ops.REDUCE, Ops.CMPLT]),
+        (simplify.pm_reduce_simplify, pm_reduce_unparented, [Ops.REDUCE]),
     ):
         own = [pattern.op for pattern, _ in all_rules.patterns[len(known.patterns) :]]
         assert own == [(op,) for op in ops]

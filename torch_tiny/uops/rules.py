@@ -1,11 +1,12 @@
 """tinygrad's rules as we use them: with sealed operators, without those that change results."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from tinygrad.codegen import simplify
 from tinygrad.codegen.late.coalesce import simplify_valid_load
 from tinygrad.codegen.late.gater import move_where_load, pm_move_gates_from_index
+from tinygrad.dtype import dtypes
 from tinygrad.renderer.cstyle import create_non_native_float_pats, pm_manual_bf16_cast
 from tinygrad.uop import GroupOp, Ops
 from tinygrad.uop import symbolic as algebra
@@ -37,10 +38,47 @@ def _without_mulacc(rules: PatternMatcher) -> PatternMatcher:
     return PatternMatcher([(others, function), *(r for r in rules.patterns if r is not found[0])])
 
 
+def _where_needed(a: UOp, cond: UOp, x: UOp, i: UOp, alu: UOp) -> UOp:
+    """What is no value in x is none in `a & x` only where a is true, in `a | x` where it is not."""
+    decides = a.logical_not() if alu.op is Ops.AND else a
+    return (decides | cond).where(a.alu(alu.op, x), i)
+
+
+# tinygrad lets no value be the result of any operator, also where the other operand decides. It
+# writes a choice between a truth and False as an AND, so it is asked for places outside of memory.
+_of_truths = PatternMatcher(
+    [
+        (UPat((Ops.AND, Ops.OR), dtypes.bool, src=src, name="alu"), _where_needed)
+        for src in (
+            (algebra.invalid_gate, UPat.var("a")),
+            (UPat.var("a"), algebra.invalid_gate),
+        )
+    ]
+)
+
+
+((_, _swap),) = algebra.commutative.patterns
+
+
+def _swapped(x: UOp) -> UOp | None:
+    """Operands in order, unless they differ in what has none: no value, beside a number."""
+    try:
+        return cast("UOp | None", _swap(x))
+    except TypeError:
+        return None
+
+
+def _in_order(rules: PatternMatcher) -> PatternMatcher:
+    own = [(pattern, _swapped if do is _swap else do) for pattern, do in rules.patterns]
+    if sum(do is _swapped for _, do in own) != 1:
+        raise ImportError("this tinygrad has other rules of order")
+    return PatternMatcher(own)
+
+
 # tinygrad's algebra in three strengths.
-symbolic_simple: PatternMatcher = algebra.symbolic_simple + sealed_of_nothing
-symbolic: PatternMatcher = algebra.symbolic + sealed_of_nothing
-sym: PatternMatcher = _without_mulacc(algebra.sym) + sealed_of_nothing
+symbolic_simple: PatternMatcher = _of_truths + algebra.symbolic_simple + sealed_of_nothing
+symbolic: PatternMatcher = _of_truths + _in_order(algebra.symbolic) + sealed_of_nothing
+sym: PatternMatcher = _of_truths + _in_order(_without_mulacc(algebra.sym)) + sealed_of_nothing
 
 # Half types are storage: everything is computed in float32, conversions from double go through it.
 native_half_casts: PatternMatcher = create_non_native_float_pats(HALVES)
@@ -68,6 +106,10 @@ def _lifted(x: UOp, y: UOp, c: UOp) -> UOp | None:
     return x.ne(c.cast(y.dtype) - y) if fits else None
 
 
+def _collapsed(red: UOp, u: UOp) -> UOp | None:
+    return simplify.reduce_collapse(red, u, pm=_collapsing)
+
+
 def _picked(red: UOp, u: UOp) -> UOp | None:
     return simplify.reduce_collapse(red, u, pm=_picking)
 
@@ -79,6 +121,10 @@ def _replaced(rules: PatternMatcher, op: Ops, function: Callable[..., Any]) -> P
     return PatternMatcher([*kept[:at], (kept[at][0], function), *kept[at + 1 :]])
 
 
+# A sum over positions is arithmetic.
+_collapsing = _of_truths + simplify.pm_reduce_collapse
+reduce_simplify = _replaced(simplify.pm_reduce_simplify, Ops.REDUCE, _collapsed)
+
 # A sum over what one index picks is a load.
-_picking = _replaced(simplify.pm_reduce_load_collapse, Ops.CMPNE, _lifted)
-load_collapse = _replaced(simplify.pm_load_collapse, Ops.REDUCE, _picked)
+_picking = _of_truths + _replaced(simplify.pm_reduce_load_collapse, Ops.CMPNE, _lifted)
+load_collapse = _of_truths + _replaced(simplify.pm_load_collapse, Ops.REDUCE, _picked)

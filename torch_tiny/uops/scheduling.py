@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from tinygrad.codegen.simplify import pm_reduce_simplify
 from tinygrad.helpers import Context
 from tinygrad.schedule import create_schedule
 from tinygrad.schedule.indexing import run_rangeify
@@ -28,7 +27,7 @@ from tinygrad.uop.ops import PatternMatcher, UOp, UPat, graph_rewrite
 from torch_tiny.uops.expressions import new_numbers
 from torch_tiny.uops.merge import flatten_ranges
 from torch_tiny.uops.reductions import repeated_sums
-from torch_tiny.uops.rules import load_collapse, sym, symbolic
+from torch_tiny.uops.rules import load_collapse, reduce_simplify, sym, symbolic
 
 _MOST_WRITTEN_OUT = 100  # UOps of a value that is used several times
 
@@ -43,7 +42,7 @@ def schedule(sink: UOp, keep: Callable[[UOp], bool], most_buffers: int = 0) -> t
     sink = run_rangeify(sink)
     staged = (u.src[0] for u in sink.toposort() if u.op is Ops.INDEX and u.src[0].op is Ops.STAGE)
     uses = Counter(stage.src[1:] for stage in staged)  # its loops are what identifies a STAGE
-    passes = symbolic + repeated_sums + pm_reduce_simplify + pm_const_buffer_folding + _inlining
+    passes = symbolic + repeated_sums + reduce_simplify + pm_const_buffer_folding + _inlining
     sink = graph_rewrite(sink, passes, ctx=_Stages(uses, keep))
     if most_buffers:
         limit = LimitBufsContext(range_idx=new_numbers(sink))
