@@ -37,8 +37,11 @@ TESTS = (
     "tests/test_switches.py",
 )
 RUNTIMES = {"thread": ("tsan",), "address": ("asan", "ubsan")}
+# A fault is told with its place in the core, which Python's own handler does not know.
+FAULTS = {"allow_user_segv_handler": "0"}
 OPTIONS = {
     "TSAN_OPTIONS": {
+        **FAULTS,
         "ignore_noninstrumented_modules": "1",
         "die_after_fork": "0",
         "second_deadlock_stack": "1",
@@ -46,7 +49,7 @@ OPTIONS = {
         "suppressions": str(ROOT / "tests" / "tsan.supp"),
     },
     # Python frees little when it ends.
-    "ASAN_OPTIONS": {"detect_leaks": "0", "allocator_may_return_null": "1"},
+    "ASAN_OPTIONS": {**FAULTS, "detect_leaks": "0", "allocator_may_return_null": "1"},
     "UBSAN_OPTIONS": {"print_stacktrace": "1"},
 }
 
