@@ -104,7 +104,7 @@ from torch_tiny.uops import (
 )
 from torch_tiny.uops import rules as our_rules
 from torch_tiny.uops.passes import Hooks, lower_kernel, passes
-from torch_tiny.uops.rules import half_casts, load_collapse, without
+from torch_tiny.uops.rules import exchanged, half_casts, load_collapse
 from torch_tiny.uops.scheduling import flatten_kernel, schedule
 from torch_tiny.uops.sealed import sealed, sealed_gates
 
@@ -222,7 +222,7 @@ def test_no_value_matters_only_where_it_decides() -> None:
 def test_operands_in_which_no_value_stands_where_a_number_does_have_no_order() -> None:
     of_none, of_number = (sealed("name", dtypes.weakint, (x,)) for x in (INVALID, UOp.const(3)))
     for kept in (of_none + of_number, of_number + of_none):
-        assert graph_rewrite(kept, our_rules._in_order(algebra.commutative)) is kept
+        assert graph_rewrite(kept, our_rules._ordered(algebra.commutative)) is kept
     i = loop(12)
     assert graph_rewrite(UOp.const(3) + i, our_rules.symbolic) is graph_rewrite(i + 3, symbolic)
 
@@ -344,7 +344,7 @@ def test_pm_simplify_ranges_but_for_merging() -> None:
     i = loop(12)
     place = (i < 5).where(i, INVALID)
     stored = sink_of(Y.index(place).store(X.index(place)).end(i))
-    others = without(pm_simplify_ranges, simplify_merge_adjacent, 1)
+    others = exchanged(pm_simplify_ranges, simplify_merge_adjacent, 1)
     short = graph_rewrite(stored, others, ctx={})
     assert [int(u.vmax) + 1 for u in short.toposort() if u.op is Ops.RANGE] == [5]
     assert count_divmod(copied(i, X.index(i // 4 + i % 4))) == 2
@@ -489,7 +489,7 @@ def test_pm_move_gates_from_index() -> None:
     """A gate of a place becomes one of the load or the store; two rules say what a load is else."""
     i = loop(12)
     place = (i < 5).where(i, INVALID)
-    rules = without(pm_move_gates_from_index, move_where_load, 2)
+    rules = exchanged(pm_move_gates_from_index, move_where_load, 2)
     load = graph_rewrite(X.index(place).load(), rules)
     assert load.src[0] is X.index(i) and load.src[1].arg == 0 and load.src[2] is (i < 5)
     store = graph_rewrite(Y.index(place).store(UOp.const(1.0, F32)), rules)
@@ -498,7 +498,7 @@ def test_pm_move_gates_from_index() -> None:
     assert graph_rewrite(outside, rules) is outside
     assert graph_rewrite(outside, pm_move_gates_from_index) is not outside
     with pytest.raises(ImportError, match="other rules"):
-        without(rules, move_where_load, 2)
+        exchanged(rules, move_where_load, 2)
 
 
 def test_control_flow_linearize_and_cleanups() -> None:

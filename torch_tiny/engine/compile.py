@@ -290,7 +290,7 @@ class _Written:
 
     def _code(self, target: Target, chosen: int, is_refined: bool) -> Code:
         own, program = self.values, self.variants[chosen]
-        kernels = target.kernels(program, f"v{chosen}")
+        kernels = target.kernels(program, f"v{chosen}_")
         guard = self._guard_kernels(target, len(program.temporaries))
         used = {place for kernel in (*kernels, *guard) for place in kernel["buffers"]}
         return Code(
@@ -310,7 +310,7 @@ class _Written:
         """Its temporaries come after those of the region's own program."""
         if self.guard is None:
             return []
-        kernels = target.kernels(self.guard, "g")
+        kernels = target.kernels(self.guard, "g_")
         for kernel in kernels:
             kernel["buffers"] = [b if b >= 0 else b - shift for b in kernel["buffers"]]
         return kernels

@@ -1,11 +1,10 @@
 """Renders the linear UOps of one shaped kernel as CUDA C++."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch_tiny.engine import c_math, c_renderer
-from torch_tiny.engine.c_renderer import c_name, called, function_name, operation
+from torch_tiny.engine.c_renderer import c_name, called, constant, function_name, operand, operation
 from torch_tiny.engine.cuda_shape import (
     ACROSS,
     LANES,
@@ -16,7 +15,7 @@ from torch_tiny.engine.cuda_shape import (
     Launch,
 )
 from torch_tiny.linalg.kernel import COMBINE
-from torch_tiny.uops import AddrSpace, DType, Ops, UOp, called_name, dtypes
+from torch_tiny.uops import AddrSpace, Ops, UOp, called_name, dtypes
 
 UNROLLED_TRIPS = 16
 
@@ -26,8 +25,10 @@ HELPERS = """
 typedef signed char int8_t; typedef unsigned char uint8_t; typedef short int16_t;
 typedef unsigned short uint16_t; typedef int int32_t; typedef unsigned uint32_t;
 typedef long long int64_t; typedef unsigned long long uint64_t; typedef bool _Bool;
-#define TT_INFINITY __int_as_float(0x7f800000)
-#define TT_NAN __int_as_float(0x7fc00000)
+#define __builtin_inff() __int_as_float(0x7f800000)
+#define __builtin_nanf(text) __int_as_float(0x7fc00000)
+#define __builtin_inf() (double)__builtin_inff()
+#define __builtin_nan(text) (double)__builtin_nanf(text)
 template <class T, int N>
 struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) tt_wide { T at[N]; };
 template <class To, class From> __device__ inline To tt_bits(From from) {
@@ -152,7 +153,7 @@ def _render_one(f: _Function, u: UOp) -> None:
         case Ops.RANGE:
             _open(f, u)
         case Ops.IF:
-            f.enter(f"if ({_operand(f, u.src[0])}) {{")
+            f.enter(f"if ({operand(f, u.src[0])}) {{")
             f.open.append(u)
         case Ops.END | Ops.ENDIF:
             _close(f)
@@ -195,7 +196,7 @@ def _declare(f: _Function, u: UOp) -> None:
 
 def _open(f: _Function, u: UOp) -> None:
     i = f.names[u] = f.new("i")
-    kind, end, axis = c_name(u.dtype), _operand(f, u.src[0]), u.arg[-1]
+    kind, end, axis = c_name(u.dtype), operand(f, u.src[0]), u.arg[-1]
     if axis is ACROSS:
         _open_across(f, i, kind, int(u.vmax) + 1)
     elif axis is THREADS:
@@ -263,8 +264,8 @@ def _place(f: _Function, u: UOp) -> str:
             return name
         if root.arg.slot >= ROW_SLOTS:
             return f"{name}[{_in_row(f, index)}]"
-        return f"{name}.at[{_operand(f, index)}]"
-    return f"{name}[{_operand(f, index)}]"
+        return f"{name}.at[{operand(f, index)}]"
+    return f"{name}[{operand(f, index)}]"
 
 
 def _in_row(f: _Function, index: UOp) -> str:
@@ -289,7 +290,7 @@ def _store(f: _Function, u: UOp) -> None:
     if (loop := _wide_loop(f)) is not None:
         f.emit(f"{_wide(f, loop, target, '')} = {f.names[value]};")
     else:
-        text = f"{f.names[target]} = {_operand(f, value)};"
+        text = f"{f.names[target]} = {operand(f, value)};"
         alone = f.launch.way != "flat" and not f.is_open(THREADS)
         if alone and _is_memory(target):
             leads = "leads" if f.launch.way == "columns" else "threadIdx.x == 0"
@@ -306,7 +307,7 @@ def _load(f: _Function, u: UOp) -> None:
         return
     text = f.names[u.src[0]]
     if len(u.src) == 3:
-        text = f"({_operand(f, u.src[2])} ? {text} : {_operand(f, u.src[1])})"
+        text = f"({operand(f, u.src[2])} ? {text} : {operand(f, u.src[1])})"
     _assign(f, u, text)
 
 
@@ -318,26 +319,13 @@ def _assign(f: _Function, u: UOp, text: str) -> None:
     f.emit(f"const {c_name(u.dtype)} {f.names[u]} = {text};")
 
 
-def _operand(f: _Function, u: UOp) -> str:
-    return _constant(u.arg, u.dtype) if u.op is Ops.CONST else f.names[u]
-
-
-def _constant(value: object, dtype: DType) -> str:
-    if dtype in (dtypes.float32, dtypes.float64):
-        number = float(value)  # type: ignore[arg-type]
-        if not math.isfinite(number):
-            sign = "-" if number < 0 else ""
-            return f"(({c_name(dtype)}){sign}{'TT_NAN' if math.isnan(number) else 'TT_INFINITY'})"
-    return c_renderer.constant(value, dtype)
-
-
 def _expression(f: _Function, u: UOp) -> str:
     name = function_name(f, u)
     if name is not None and name.startswith(COMBINE):
         return _combined(f, u, name.removeprefix(COMBINE))
     if u.op is Ops.CAST and u.src[0].op is Ops.CONST:
-        return _constant(u.src[0].arg, u.dtype)
-    source = [_operand(f, s) for s in u.src]
+        return constant(u.src[0].arg, u.dtype)
+    source = [operand(f, s) for s in u.src]
     kind = c_name(u.dtype)
     if name is not None:
         return called(name, u.dtype, source).replace("__builtin_", "")

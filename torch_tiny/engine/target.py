@@ -5,7 +5,7 @@ import ctypes
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -27,6 +27,8 @@ class Target(Protocol):
     """Whether a region can look at its data before it runs."""
     takes_sizes: bool = True
     """Whether kernels can be told how many elements to work on."""
+    told: tuple[str, ...]
+    """What the core is told of a kernel besides its name and buffers."""
 
     def ways(self, buffers: list[Buffer], /) -> Sequence[str]:
         """To write a region of these, the likely best first; others where they can be timed."""
@@ -57,6 +59,9 @@ class Target(Protocol):
 
     def kernels(self, program: Program[Any], prefix: str) -> list[Kernel]:
         """The kernels of a program as the core is told of them."""
+        kept = ("name", "buffers", *self.told)
+        told = ({what: getattr(k, what) for what in kept} for k in program.kernels)
+        return [cast(Kernel, one | {"name": prefix + one["name"]}) for one in told]
 
 
 def target_of(name: str) -> Target:
@@ -66,6 +71,7 @@ def target_of(name: str) -> Target:
 
 class Cpu(Target):
     can_check = True
+    told = ("parallel", "work")
 
     def ways(self, buffers: list[Buffer]) -> Sequence[str]:
         total = sum(buffer.nbytes for buffer in buffers)
@@ -101,15 +107,10 @@ class Cpu(Target):
         finally:
             _ctypes.dlclose(loaded._handle)
 
-    def kernels(self, program: Program[Any], prefix: str) -> list[Kernel]:
-        return [
-            Kernel(name=f"{prefix}_{k.name}", buffers=k.buffers, parallel=k.parallel, work=k.work)
-            for k in program.kernels
-        ]
-
 
 class Cuda(Target):
     can_check = False  # a GPU's own kernels do not raise either: they end the context
+    told = ("grid", "block", "shared")
 
     def __init__(self, architecture: str) -> None:
         self._architecture = architecture
@@ -134,18 +135,6 @@ class Cuda(Target):
     def build(self, programs: Mapping[str, Program[Any]]) -> bytes:
         text = "\n".join((cuda_renderer.HELPERS, *_prefixed(programs)))
         return cuda_compile.compile(text, self._architecture)
-
-    def kernels(self, program: Program[Any], prefix: str) -> list[Kernel]:
-        return [
-            Kernel(
-                name=f"{prefix}_{k.name}",
-                buffers=k.buffers,
-                grid=k.grid,
-                block=k.block,
-                shared=k.shared,
-            )
-            for k in program.kernels
-        ]
 
 
 def _prefixed(programs: Mapping[str, Program[Any]]) -> list[str]:

@@ -364,7 +364,6 @@ def remove_folder(folder: Path) -> None:
 
 
 def _last_line(errors: Path) -> str:
-    with suppress(OSError):
-        lines = errors.read_text(errors="replace").strip().splitlines()
-        return lines[-1][:500] if lines else ""
+    with suppress(OSError, IndexError):
+        return errors.read_text(errors="replace").strip().splitlines()[-1][:500]
     return ""

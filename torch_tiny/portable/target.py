@@ -15,6 +15,7 @@ from torch_tiny.values import Buffer, Values
 class Portable(Target):
     can_check = True
     takes_sizes = False
+    told = ("source", "groups", "threads", "loops")
 
     def __init__(self, kind: Kind, opened: Opened, one_by_one: bool = False) -> None:
         """one_by_one: build each program when it is made, which tells whose compiler refuses."""
@@ -38,14 +39,4 @@ class Portable(Target):
         return b""
 
     def kernels(self, program: Program[codegen.Kernel], _prefix: str) -> list[Kernel]:
-        return [
-            Kernel(
-                name=k.name,
-                buffers=k.buffers,
-                source=k.source,
-                groups=k.groups,
-                threads=k.threads,
-                loops=k.loops,
-            )
-            for k in program.kernels
-        ]
+        return super().kernels(program, "")

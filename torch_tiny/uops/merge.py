@@ -11,7 +11,7 @@ from tinygrad.codegen.simplify import count_divmod, pm_simplify_ranges, simplify
 from tinygrad.uop import Ops
 from tinygrad.uop.ops import PatternMatcher, UOp, UPat, _substitute, graph_rewrite
 
-from torch_tiny.uops.rules import symbolic, without
+from torch_tiny.uops.rules import exchanged, symbolic
 
 
 def _ended(u: UOp) -> list[UOp]:
@@ -64,5 +64,5 @@ def _with_one_less(u: UOp) -> UOp | None:
     return None
 
 
-_others = without(pm_simplify_ranges, simplify_merge_adjacent, 1)
+_others = exchanged(pm_simplify_ranges, simplify_merge_adjacent, 1)
 merge_ranges = PatternMatcher([(UPat((Ops.END, Ops.REDUCE), name="u"), _merged)]) + _others

@@ -14,13 +14,17 @@ from tinygrad.uop.ops import PatternMatcher, UOp, UPat
 
 from torch_tiny.uops.sealed import HALVES, sealed_of_nothing
 
+Function = Callable[..., Any]
 
-def without(rules: PatternMatcher, function: Callable[..., Any], count: int) -> PatternMatcher:
-    """The rules but for those that call a function, of which there are `count`."""
-    kept = [rule for rule in rules.patterns if rule[1] is not function]
-    if len(rules.patterns) - len(kept) != count:
+
+def exchanged(
+    rules: PatternMatcher, function: Function, count: int, by: Function | None = None
+) -> PatternMatcher:
+    """The rules with another function for those `count` that call this one, or without these."""
+    if sum(called is function for _, called in rules.patterns) != count:
         raise ImportError(f"this tinygrad has other rules with {function.__name__}")
-    return PatternMatcher(kept)
+    own: Any = [(p, by if called is function else called) for p, called in rules.patterns]
+    return PatternMatcher([rule for rule in own if rule[1] is not None])
 
 
 def _without_mulacc(rules: PatternMatcher) -> PatternMatcher:
@@ -46,39 +50,29 @@ def _where_needed(a: UOp, cond: UOp, x: UOp, i: UOp, alu: UOp) -> UOp:
 
 # tinygrad lets no value be the result of any operator, also where the other operand decides. It
 # writes a choice between a truth and False as an AND, so it is asked for places outside of memory.
-_of_truths = PatternMatcher(
-    [
-        (UPat((Ops.AND, Ops.OR), dtypes.bool, src=src, name="alu"), _where_needed)
-        for src in (
-            (algebra.invalid_gate, UPat.var("a")),
-            (UPat.var("a"), algebra.invalid_gate),
-        )
-    ]
-)
+_either = [algebra.invalid_gate, UPat.var("a")]
+_truths = UPat((Ops.AND, Ops.OR), dtypes.bool, src=_either, name="alu")
+_of_truths = PatternMatcher([(_truths, _where_needed)])
+
+((_, _in_order),) = algebra.commutative.patterns
 
 
-((_, _swap),) = algebra.commutative.patterns
-
-
-def _swapped(x: UOp) -> UOp | None:
+def _in_any_order(x: UOp) -> UOp | None:
     """Operands in order, unless they differ in what has none: no value, beside a number."""
     try:
-        return cast("UOp | None", _swap(x))
+        return cast("UOp | None", _in_order(x))
     except TypeError:
         return None
 
 
-def _in_order(rules: PatternMatcher) -> PatternMatcher:
-    own = [(pattern, _swapped if do is _swap else do) for pattern, do in rules.patterns]
-    if sum(do is _swapped for _, do in own) != 1:
-        raise ImportError("this tinygrad has other rules of order")
-    return PatternMatcher(own)
+def _ordered(rules: PatternMatcher) -> PatternMatcher:
+    return exchanged(rules, _in_order, 1, _in_any_order)
 
 
 # tinygrad's algebra in three strengths.
 symbolic_simple: PatternMatcher = _of_truths + algebra.symbolic_simple + sealed_of_nothing
-symbolic: PatternMatcher = _of_truths + _in_order(algebra.symbolic) + sealed_of_nothing
-sym: PatternMatcher = _of_truths + _in_order(_without_mulacc(algebra.sym)) + sealed_of_nothing
+symbolic: PatternMatcher = _of_truths + _ordered(algebra.symbolic) + sealed_of_nothing
+sym: PatternMatcher = _of_truths + _ordered(_without_mulacc(algebra.sym)) + sealed_of_nothing
 
 # Half types are storage: everything is computed in float32, conversions from double go through it.
 native_half_casts: PatternMatcher = create_non_native_float_pats(HALVES)
@@ -86,7 +80,7 @@ half_casts: PatternMatcher = native_half_casts + pm_manual_bf16_cast
 
 # Two rules make the other side of a WHERE the value that a gated load has outside its gate, also
 # where the load's type cannot hold it.
-move_gates = without(pm_move_gates_from_index, move_where_load, 2)
+move_gates = exchanged(pm_move_gates_from_index, move_where_load, 2)
 
 
 def _simpler_index(buf: UOp, x: UOp, cond: UOp, i: UOp) -> UOp | None:  # noqa: ARG001
@@ -106,25 +100,23 @@ def _lifted(x: UOp, y: UOp, c: UOp) -> UOp | None:
     return x.ne(c.cast(y.dtype) - y) if fits else None
 
 
-def _collapsed(red: UOp, u: UOp) -> UOp | None:
+def _to_arithmetic(red: UOp, u: UOp) -> UOp | None:
     return simplify.reduce_collapse(red, u, pm=_collapsing)
 
 
-def _picked(red: UOp, u: UOp) -> UOp | None:
+def _to_load(red: UOp, u: UOp) -> UOp | None:
     return simplify.reduce_collapse(red, u, pm=_picking)
 
 
-def _replaced(rules: PatternMatcher, op: Ops, function: Callable[..., Any]) -> PatternMatcher:
+def _replaced(rules: PatternMatcher, op: Ops, function: Function) -> PatternMatcher:
     """With another function for the last rule about an operator."""
     at = max(i for i, (pattern, _) in enumerate(rules.patterns) if pattern.op == (op,))
     kept = list(rules.patterns)
     return PatternMatcher([*kept[:at], (kept[at][0], function), *kept[at + 1 :]])
 
 
-# A sum over positions is arithmetic.
+# A sum over positions is arithmetic, one over what an index picks a load.
 _collapsing = _of_truths + simplify.pm_reduce_collapse
-reduce_simplify = _replaced(simplify.pm_reduce_simplify, Ops.REDUCE, _collapsed)
-
-# A sum over what one index picks is a load.
 _picking = _of_truths + _replaced(simplify.pm_reduce_load_collapse, Ops.CMPNE, _lifted)
-load_collapse = _of_truths + _replaced(simplify.pm_load_collapse, Ops.REDUCE, _picked)
+reduce_simplify = _replaced(simplify.pm_reduce_simplify, Ops.REDUCE, _to_arithmetic)
+load_collapse = _of_truths + _replaced(simplify.pm_load_collapse, Ops.REDUCE, _to_load)
