@@ -294,6 +294,17 @@ WITH_A_NUMBER: dict[str, tuple[Callable[[torch.Tensor, Any], torch.Tensor], torc
     "list of integers": (lambda x, v: torch._foreach_clamp_min([x], v)[0], torch.int8),
     "list of numbers": (_pairs, torch.int8),
     "list of numbers for floats": (_pairs, torch.float32),
+    "list of two types": (lambda x, v: torch._foreach_clamp_min([x.double(), x], v)[1], torch.half),
+    "norm of nothing": (lambda x, v: torch.linalg.vector_norm(x[:0] + 1, v), torch.float32),
+    "old norm of nothing": (lambda x, v: torch.norm(x[:0] + 1, v), torch.float32),
+    "distance of nothing": (lambda x, v: torch.dist(x[:0] + 1, x[:0], v), torch.float32),
+    "norms of nothing": (lambda x, v: torch._foreach_norm([x[:0] + 1], v)[0], torch.float32),
+    "std": (lambda x, v: x.std(correction=v), torch.float32),
+}
+INTEGERS_IN_LISTS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "pow": lambda x, n: torch._foreach_pow([x], [min(n, 63)])[0],
+    "addcmul": lambda x, n: torch._foreach_addcmul([x], [x], [x], [n])[0],
+    "clamp_min": lambda x, n: torch._foreach_clamp_min([x], [n])[0],
 }
 ODD = (0.6, 0.7, 0.75, 3.5, -1.5, torch.nan, 0.9, 1.0, 300.0, 1e40, -1e40, torch.inf, 0.6, 0.25)
 
@@ -315,6 +326,21 @@ def test_a_number_that_comes_with_a_call(name: str) -> None:
             assert expected in found
 
 
+@pytest.mark.parametrize("name", INTEGERS_IN_LISTS)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_an_integer_that_comes_in_a_list(name: str, dtype: torch.dtype) -> None:
+    for number in (2, 3, 3, -2, 300, 2, 3, -1):
+        expected, found = (
+            _played(lambda x: INTEGERS_IN_LISTS[name](x, number), ints(1, 2, 3, dtype=dtype), where)  # noqa: B023
+            for where in ("cpu", DEVICE)
+        )
+        assert type(found) is type(expected), (number, expected, found)
+        if isinstance(expected, torch.Tensor):
+            assert_same(found, expected)
+        else:
+            assert expected in found
+
+
 EXPONENTS = (
     0.0,
     2.5,
@@ -328,16 +354,17 @@ EXPONENTS = (
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-@pytest.mark.parametrize("is_tensor", [False, True])
-def test_complex_powers_of_zero(dtype: torch.dtype, is_tensor: bool) -> None:
+@pytest.mark.parametrize("kind", ["number", "tensor", "list"])
+def test_complex_powers_of_zero(dtype: torch.dtype, kind: str) -> None:
     infinite = [complex(re, im) for re in (0.0, 2.5, -1.5) for im in (torch.inf, -torch.inf)]
     base = torch.tensor([0.0, 1.0, 2.0] * 4).to(dtype)
     for exponent in (*EXPONENTS, *infinite):
-        power = torch.full((12,), exponent, dtype=torch.complex64) if is_tensor else exponent
+        powers = torch.full((12,), exponent, dtype=torch.complex64)
 
         def raised(x: torch.Tensor) -> torch.Tensor:
-            given = power.to(x.device) if isinstance(power, torch.Tensor) else power  # noqa: B023
-            return x**given
+            if kind == "list":
+                return torch._foreach_pow([x], exponent)[0]  # noqa: B023
+            return x ** (powers.to(x.device) if kind == "tensor" else exponent)  # noqa: B023
 
         expected, found = (_played(raised, base, where) for where in ("cpu", DEVICE))
         assert_same(found, expected)

@@ -117,6 +117,76 @@ def test_writes_at_an_index_leave_alone_what_lies_before_a_view(stride: int, off
     compiled(program)
 
 
+@pytest.mark.parametrize("shape", [(2, 1), (4, 1), (1, 4)])
+def test_sums_scattered_into_a_view_before_its_base_is_copied(shape: tuple[int, int]) -> None:
+    """Of places that nothing is read from, even what is read elsewhere was taken for no value."""
+
+    def program(device: str) -> torch.Tensor:
+        base = torch.arange(16.0).to(device) * 2
+        view = base[: math.prod(shape)].view(shape)
+        index = torch.zeros(shape[0] // 2 or 1, max(shape[1] // 2, 1), dtype=torch.int64)
+        view.scatter_add_(int(shape[1] == 1), index.to(device), torch.ones(shape).to(device) * 7)
+        base[:8].copy_(base[8:])
+        return base
+
+    compiled(program)
+
+
+def test_a_loop_of_loads_forwards_and_backwards_has_an_effect() -> None:
+    """gcc 12 left out the call of its function."""
+
+    def program(device: str) -> list[torch.Tensor]:
+        base = torch.arange(40).view(8, 5).t().contiguous().to(device)
+        rows = torch.arange(1000, 1010).view(2, 5).to(device)
+        base[:, 2:7].index_put_((torch.tensor([2, 3]).to(device),), rows)
+        column = base[:, 6]
+        return [column.flip(0) + column]
+
+    compiled(program)
+
+
+def test_loads_under_one_condition_at_several_places_of_a_step() -> None:
+    """gcc 12 took them from other steps, in a file with a loop that must stay scalar."""
+    index = torch.tensor([[1, 4, 0], [2, 1, 3], [1, 4, 0], [1, 3, 2], [0, 2, 1], [4, 0, 3]])
+
+    def program(device: str) -> list[torch.Tensor]:
+        grid = torch.arange(48).to(torch.int16).view(6, 8).to(device) * 1
+        rows = (torch.arange(80.0) + 1).view(4, 4, 1, 5).to(device) * 1
+        places = index.repeat(2, 1).view(3, 4, 1, 3).to(device)
+        grid.put_(
+            torch.tensor([26, 12, 3]).to(device),
+            torch.tensor([50, -32, 41], dtype=torch.int16).to(device),
+        )
+        grid[:, 5:6].zero_()
+        rows.scatter_(3, places, 0)
+        return [grid, rows]
+
+    compiled(program)
+
+
+def test_rows_of_nothing_at_an_index() -> None:
+    def program(device: str) -> torch.Tensor:
+        begun = torch.zeros(1, 0, dtype=torch.int64, device=device)
+        index = torch.tensor([0, 0, 0], device=device)
+        return torch.cat([begun[index // 11], (index % 11)[:, None]], 1)
+
+    compiled(program)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("how", [{}, {"align_corners": True}, {"antialias": True}])
+def test_images_of_doubles_are_resized_in_double(mode: str, how: dict[str, bool]) -> None:
+    x = numbers(1, 1, 7, 9, dtype=torch.float64)
+    for size in ((10, 13), (3, 4)):
+
+        def program(device: str) -> torch.Tensor:
+            return F.interpolate(x.to(device), size, mode=mode, **how)  # noqa: B023
+
+        compiled(program)
+        error = program(DEVICE).cpu() - program("cpu")
+        assert error.abs().max() < 1e-13
+
+
 def test_masks_of_known_numbers() -> None:
     """A choice between equal numbers lost its shape; the loop of an index was there twice."""
 

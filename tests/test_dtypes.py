@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import pytest
@@ -320,3 +321,6 @@ def test_histograms_of_integers(dtype: torch.dtype, device: str) -> None:
         assert out.tolist() == expected.tolist()
     assert torch.histc(x[:1].to(device), 2).tolist() == torch.histc(x[:1].float(), 2).tolist()
     assert torch.histc(x[:0].to(device), 2, 0, 1).tolist() == [0, 0]
+    for bound in (1e30, -1e30, math.nan, math.inf):
+        with pytest.raises(RuntimeError, match="int64_t without overflow"):
+            torch.histc(x[:0].to(device), 2, 0, bound)

@@ -683,18 +683,18 @@ def test_room_is_made_for_more_code_than_can_be_loaded(cache: Path) -> None:
     auto(
         """
 _C.set_kept(1024, 16384, 3)
-def compiled(device, width, known=0):
-    x = torch.randn(width, device=device)
-    step_until(lambda: service.engine.counts.compiles + service.engine.counts.cache_hits > known
-               and settled(), lambda: (x * 2).exp().cpu())
-    return service.engine.counts.compiles + service.engine.counts.cache_hits
-known = compiled("tiny:0", 64)
-for width in range(65, 73):
-    known = compiled(f"tiny:{width % 2}", width, known)
+counts = service.engine.counts
+def compiled(device, width):
+    time.sleep(1.1)  # so long nothing before it was used
+    x, known = torch.randn(width, device=device), counts.compiles + counts.cache_hits
+    step_until(lambda: counts.compiles + counts.cache_hits > known and settled(),
+               lambda: (x * 2).exp().cpu())
+for width in range(64, 70):
+    compiled(f"tiny:{width % 2}", width)
 plans = [plan for device in range(2) for plan in _C.plans(device)]
 assert 1 <= len(plans) <= 3, plans
-assert service.engine.counts.failures == 0
-compiled("tiny:0", 64, known)  # what went is compiled again
+compiled("tiny:0", 64)  # what went is compiled again
+assert counts.failures == 0
 """,
         cache,
         TORCH_TINY_DEVICES="cpu,cpu",
@@ -702,12 +702,19 @@ compiled("tiny:0", 64, known)  # what went is compiled again
 
 
 def test_code_for_which_no_room_can_be_made_is_told(cache: Path) -> None:
+    """What is in use stays: if it went, it would have to come back at once."""
     auto(
         """
-_C.set_kept(1024, 16384, 0)
+_C.set_kept(1024, 16384, 1)
 x = torch.randn(64, device="tiny")
-step_until(lambda: service.engine.counts.failures == 1, lambda: (x * 3).sin().tanh().cpu())
-assert "no more can be" in service.engine.counts.last_failure
+first = lambda: (x * 2).exp().cpu()
+def both():
+    first()
+    (x * 3).sin().tanh().cpu()
+step_until(lambda: service.engine.counts.compiles == 1, first)
+step_until(lambda: service.engine.counts.failures == 1, both)
+assert "in use, and no more can be" in service.engine.counts.last_failure
+assert len(_C.plans(0)) == 1
 """,
         cache,
         provokes="compile",

@@ -320,6 +320,24 @@ def test_a_default_type_is_set_while_a_run_begins_or_ends(begins: str) -> None:
 
 
 @needs_cpu_memory
+def test_a_signal_that_comes_while_the_default_type_is_set() -> None:
+    """Its handler records: nothing that waits for it may be held then."""
+    code = """
+    import signal
+    signal.signal(signal.SIGALRM, lambda *_: torch.ones(3, device="tiny") + 1)
+    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    for i in range(3000):
+        torch.set_default_dtype((torch.float64, torch.float32)[i % 2])
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        torch.set_default_dtype(torch.int32)
+    except TypeError:
+        print(torch.get_default_dtype(), (torch.arange(3).to("tiny") / 3).dtype)
+    """
+    assert python(TWO_DEVICES + code, TORCH_TINY_DEVICES="cpu,cpu").split() == ["torch.float32"] * 2
+
+
+@needs_cpu_memory
 def test_kernels_of_two_devices_set_the_default_type() -> None:
     """Each has the right to run on its own device, and must not wait for that of the other."""
     code = """

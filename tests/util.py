@@ -13,6 +13,7 @@ import before_torch
 import plain_cuda
 import torch
 
+from torch_tiny import _C
 from torch_tiny.portable.kind import find_kind
 
 # Another device may stand in for tiny, to try the tests themselves.
@@ -32,6 +33,8 @@ ROUNDS = "TORCH_TINY_TEST_STRICT" not in os.environ and (
 
 if ORACLE == "cuda":
     plain_cuda.install()
+if DEVICE == "tiny":  # else code that writes nothing finds what it wrote the last time
+    _C.fill_fresh_memory(0xA5)
 
 
 def assert_same(

@@ -81,7 +81,7 @@ def device_host(index: int, /) -> str:
 def run_everything(reason: str) -> None:
     """On all devices; who runs next on one hears of an error there."""
 
-def call_while_idle(function: Callable[[], object], /) -> bool:
+def set_default_type_while_idle(dtype: object, /) -> bool:
     """Call it while nothing is recorded or waits to run. Whether that was possible just now."""
 
 def default_type_was_set(dtype: object, /) -> None:
@@ -160,6 +160,9 @@ def set_limits(calls: int, bytes: int, /) -> None:  # noqa: A002
 
 def set_kept(plans: int, signatures: int, codes: int, /) -> None:
     """How many a device keeps, at most: for tests."""
+
+def fill_fresh_memory(byte: int, /) -> None:
+    """What fresh memory of the host holds; negative: whatever was there. For tests."""
 
 def in_bad_fork() -> bool:
     """Whether this process was forked from one that had used the device."""

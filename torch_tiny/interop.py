@@ -74,13 +74,19 @@ def _set_between_runs(owner: Any, name: str) -> None:
 
     @functools.wraps(original)
     def patched(kind: Any) -> None:
-        for _ in range(_TRIES):
+        before, dtype = torch.get_default_dtype(), getattr(kind, "dtype", kind)
+        is_one = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+        for _ in range(_TRIES if is_one else 0):
             _C.run_everything("the default type was set")
-            if _C.call_while_idle(lambda: original(kind)):
+            if _C.set_default_type_while_idle(dtype):
                 break
-        else:
+        try:
             original(kind)
-        _C.default_type_was_set(kind if isinstance(kind, torch.dtype) else kind.dtype)
+        except BaseException:
+            dtype = before
+            raise
+        finally:
+            _C.default_type_was_set(dtype)
 
     setattr(owner, name, patched)
 

@@ -25,7 +25,8 @@ TRAITS: dict[str, tuple[str, ...]] = {
     "checks_signs": (
         *("aten::huber_loss*", "aten::smooth_l1_loss*", "aten::softshrink*", "aten::renorm*"),
         *("aten::elu_backward*", "aten::leaky_relu_backward*", "aten::_cdist_forward*"),
-        *("aten::_pdist_forward*", "aten::embedding_renorm_*", "aten::histc*"),
+        *("aten::_pdist_forward*", "aten::embedding_renorm_*", "aten::histc*", "aten::norm.*"),
+        *("aten::linalg_vector_norm*", "aten::_foreach_norm*", "aten::dist*"),
     ),
     # Whether to save what only a backward pass needs.
     "asks_grad_mode": ("aten::mkldnn_rnn_layer",),

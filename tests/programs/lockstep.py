@@ -94,7 +94,8 @@ class LockStep:
         self._compare("read", values)
 
     def close(self) -> None:
-        """Drop what is left of a program that failed, with its errors."""
+        """Drop what is left of a program, with its errors; a hook that sees all names holds it."""
+        self.oracle.clear()
         self.dev.clear()
         code = compile("limit(4096); synchronize()", "<close>", "exec")
         attempt(code, self._variables(self.device))

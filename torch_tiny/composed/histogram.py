@@ -29,10 +29,9 @@ def _count(x: Tensor, bins: int, low: float, high: float) -> Tensor:
 
 
 def _whole(bound: float) -> int:
-    try:
-        return int(bound)
-    except (OverflowError, ValueError) as error:
-        raise RuntimeError("value cannot be converted to type int64_t without overflow") from error
+    if not -(2**63) <= bound < 2**63:  # nor if it is no number
+        raise RuntimeError("value cannot be converted to type int64_t without overflow")
+    return int(bound)
 
 
 def _count_out(x: Tensor, bins: int, low: float, high: float, out: Tensor) -> Tensor:

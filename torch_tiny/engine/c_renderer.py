@@ -11,7 +11,17 @@ import numpy as np
 
 from torch_tiny.engine import c_math
 from torch_tiny.engine.codegen_gates import PLACE
-from torch_tiny.uops import AddrSpace, AxisType, DType, Ops, Renderer, UOp, called_name, dtypes
+from torch_tiny.uops import (
+    AddrSpace,
+    AxisType,
+    DType,
+    Ops,
+    Renderer,
+    UOp,
+    called_name,
+    dtypes,
+    step,
+)
 from torch_tiny.uops.integers import around
 
 _C_NAMES = {
@@ -124,7 +134,7 @@ def render(
     function.uses = Counter(s for u in uops for s in u.src)
     function.reductions, function.divided = _reductions(uops), divided
     function.independent = _independent(uops)
-    function.scalar = _scalar(uops) - function.independent
+    function.scalar = (_scalar(uops) - function.independent) | _interleaved(uops)
     for u in uops:
         _render_one(function, u)
     return callable_text(name, function.lines, pointers, written), function.prototypes
@@ -142,7 +152,7 @@ def callable_text(
     arguments = ", ".join(f"({kinds[i]} *)buffers[{i}]" for i in order)
     return "\n".join(
         (
-            "static __attribute__((noinline))",
+            "static __attribute__((noinline, noipa))",
             f"void {name}_body({parameters}, int64_t begin, int64_t end) {{",
             *lines,
             "}",
@@ -331,6 +341,28 @@ def _scalar(uops: Sequence[UOp]) -> set[UOp]:
         elif inner is not None and u.op is Ops.STORE and u.src[0].addrspace is not AddrSpace.REG:
             found.add(inner)
     return found
+
+
+def _interleaved(uops: Sequence[UOp]) -> set[UOp]:
+    """Loops with loads under a condition at several places of memory that they take steps over.
+
+    gcc 12 makes one load of them, for the wrong iterations (its bug 114375).
+    """
+    open_loops: list[UOp] = []
+    places: dict[tuple[UOp, UOp], set[UOp]] = {}
+    for u in uops:
+        if u.op is Ops.RANGE:
+            open_loops.append(u)
+        elif u.op is Ops.END:
+            open_loops.pop()
+        elif u.op is Ops.LOAD and len(u.src) == 3 and open_loops:
+            buffer, index = u.src[0].src
+            places.setdefault((open_loops[-1], buffer), set()).add(index)
+    return {
+        loop
+        for (loop, _), several in places.items()
+        if len(several) > 1 and any(step(index, loop) not in (0, 1) for index in several)
+    }
 
 
 def _is_choice(u: UOp, known: set[UOp]) -> bool:

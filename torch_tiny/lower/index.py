@@ -1,5 +1,6 @@
 """Indexing. An equality with positions under a sum is what the compiler turns into a load."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -83,7 +84,7 @@ def index_put(x: UOp, indices: Sequence[UOp | None], values: UOp, accumulate: bo
     values = cast(values, x.dtype).expand(shown)
     values = values.permute(
         (*range(first, first + lead), *range(first), *range(first + lead, len(shown)))
-    ).reshape((-1, *rest))
+    ).reshape((math.prod(spread), *rest))
     flat = flat.reshape((-1,))
     changed = (_with_added if accumulate else _stored)(moved, flat, values)
     back = [d for d in range(x.ndim) if d not in order]
@@ -109,7 +110,8 @@ def _indexed(x: UOp, indices: Sequence[UOp | None]) -> tuple[UOp, list[int], UOp
         step = _not_negative(index.cast(dtypes.int64), shape[d])
         flat = step if flat is None else flat * shape[d] + step
     assert flat is not None
-    moved = x.permute((*dims, *others)).reshape((-1, *(shape[d] for d in others)))
+    rows = math.prod(shape[d] for d in dims)
+    moved = x.permute((*dims, *others)).reshape((rows, *(shape[d] for d in others)))
     return moved, others, flat, int_shape(flat), dims[0] if adjacent else 0
 
 

@@ -226,13 +226,13 @@ def _adaptive_max_backward(grad: UOp, x: UOp, indices: UOp, k: int) -> UOp:
 Scale = Number | None
 
 
-def input_step(size: int, out: int, scale: Scale) -> UOp:
-    """Input elements for each output element, in float32."""
+def input_step(size: int, out: int, scale: Scale, dtype: DType) -> UOp:
+    """Input elements for each output element."""
     ratio = full((), size / out, dtypes.float64)
     if scale is not None:
         given = as_uop(scale, dtypes.float64)
         ratio = (given > 0).where(given.reciprocal(), ratio)
-    return ratio.cast(dtypes.float32)
+    return ratio.cast(dtype)
 
 
 Tap = tuple[UOp, UOp | None]
@@ -247,42 +247,42 @@ def _nearest(
     if short and not exact and out in (size, 2 * size):
         return [(arange(out) // (out // size), None)]
     at = arange(out).cast(dtypes.float32) + (0.5 if exact else 0.0)
-    source = call("floor", at * input_step(size, out, scale)).cast(dtypes.int32)
+    source = call("floor", at * input_step(size, out, scale, dtypes.float32)).cast(dtypes.int32)
     return [((source > size - 1).where(full_like(source, size - 1), source), None)]
 
 
-def _source(size: int, out: int, scale: Scale, corners: bool) -> UOp:
+def _source(size: int, out: int, scale: Scale, dtype: DType, corners: bool) -> UOp:
     """Where in the input each output element lies."""
-    at = arange(out).cast(dtypes.float32)
+    at = arange(out).cast(dtype)
     if corners:
         return at * ((size - 1) / (out - 1) if out > 1 else 0.0)
-    return (at + 0.5) * input_step(size, out, scale) - 0.5
+    return (at + 0.5) * input_step(size, out, scale, dtype) - 0.5
 
 
 def _linear(size: int, out: int, scale: Scale, dtype: DType, corners: bool) -> Sequence[Tap]:
     """The two neighbours of each output element."""
     if size == out:  # whatever the scale is
-        source = arange(out).cast(dtypes.float32)
+        source = arange(out).cast(dtype)
     else:
-        source = _source(size, out, scale, corners)
+        source = _source(size, out, scale, dtype, corners)
         source = source if corners else (source < 0).where(full_like(source, 0.0), source)
     low = source.cast(dtypes.int32)
     low = (low > size - 1).where(full_like(low, size - 1), low)
     high = (low < size - 1).where(low + 1, low)
-    weight = source - low.cast(dtypes.float32)
-    weight = (weight > 1.0).where(full_like(weight, 1.0), weight).cast(dtype)
+    weight = source - low.cast(dtype)
+    weight = (weight > 1.0).where(full_like(weight, 1.0), weight)
     return [(low, 1.0 - weight), (high, weight)]
 
 
 def _cubic(size: int, out: int, scale: Scale, dtype: DType, corners: bool) -> Sequence[Tap]:
     """The four neighbours of each output element."""
-    source = _source(size, out, scale, corners)
+    source = _source(size, out, scale, dtype, corners)
     low, taps = call("floor", source), []
     for step in (-1, 0, 1, 2):
         index = low.cast(dtypes.int32) + step
         index = (index < 0).where(full_like(index, 0), index)
         index = (index > size - 1).where(full_like(index, size - 1), index)
-        taps.append((index, keys(absolute(source - low - float(step))).cast(dtype)))
+        taps.append((index, keys(absolute(source - low - float(step)))))
     return taps
 
 

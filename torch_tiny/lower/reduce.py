@@ -103,7 +103,7 @@ def var_mean(
     n = count(x, over)
     average, squares = moments(wide, over)
     degrees = float(n) - as_uop(1 if correction is None else correction, wide.dtype)
-    degrees = maximum(degrees, full((), 0, wide.dtype))
+    degrees = (degrees > 0).where(degrees, full((), 0, wide.dtype))  # 0 also for NaN
     shape = kept_shape(int_shape(x), over, keepdim)
     return cast((squares / degrees).reshape(shape), x.dtype), cast(average.reshape(shape), x.dtype)
 
@@ -151,6 +151,8 @@ def vector_norm(
     rule = None if isinstance(ord_, Lifted) else orders.get(float(ord_))
     if rule is not None:
         return cast(rule(), result)
+    if count(size, over) == 0:
+        return full(kept_shape(int_shape(x), over, keepdim), 0, result)
     p = as_uop(ord_, size.dtype)
     return cast(call("pow", total(call("pow", size, p), over, keepdim), p.reciprocal()), result)
 

@@ -222,8 +222,8 @@ _FOREACH_NAMES = {
 }
 _FOREACH_OVERLOADS = {
     "List": ("Tensor", "Tensor_Tensor"),
-    "Scalar": ("Scalar", "Tensor_Scalar"),
-    "ScalarList": ("Scalar", "Tensor_Scalar"),
+    "Scalar": ("Tensor_Scalar", "Scalar"),
+    "ScalarList": ("Tensor_Scalar", "Scalar"),
     "Tensor": ("Tensor",),
     "ScalarAndTensor": ("Scalar",),
 }

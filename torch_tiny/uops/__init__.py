@@ -18,6 +18,7 @@ from torch_tiny.uops.expressions import (
     new_numbers,
     simplified,
     sink_of,
+    step,
     stride,
     substituted,
 )
@@ -29,5 +30,5 @@ __all__ = [
     "AddrSpace", "AxisType", "DType", "GroupOp", "Ops", "PatternMatcher", "Renderer", "Routine",
     "Target", "UOp", "UPat", "buffer_param", "call", "called_name", "combined", "compiling",
     "constant", "dtypes", "folded", "graph_rewrite", "identity_element", "new_numbers",
-    "routine_of", "routine_results", "simplified", "sink_of", "stride", "substituted",
+    "routine_of", "routine_results", "simplified", "sink_of", "step", "stride", "substituted",
 ]  # fmt: skip

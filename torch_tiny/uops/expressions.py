@@ -50,7 +50,11 @@ def new_numbers(u: UOp) -> "itertools.count[int]":
 
 def stride(load: UOp, loop: UOp) -> int | None:
     """How far the load moves with the first step of the loop; None if that varies."""
-    index = load.src[1].get_idx()
+    return step(load.src[1].get_idx(), loop)
+
+
+def step(index: UOp, loop: UOp) -> int | None:
+    """The same of an index."""
     first, second = (substituted(index, {loop: loop.const_like(k)}) for k in (0, 1))
-    step = simplified(second - first)
-    return step.arg if step.op is Ops.CONST and isinstance(step.arg, int) else None
+    moved = simplified(second - first)
+    return moved.arg if moved.op is Ops.CONST and isinstance(moved.arg, int) else None

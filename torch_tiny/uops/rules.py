@@ -42,17 +42,22 @@ def _without_mulacc(rules: PatternMatcher) -> PatternMatcher:
     return PatternMatcher([(others, function), *(r for r in rules.patterns if r is not found[0])])
 
 
-def _where_needed(a: UOp, cond: UOp, x: UOp, i: UOp, alu: UOp) -> UOp:
+def _where_needed(a: UOp, i: UOp, alu: UOp, cond: UOp | None = None, x: UOp | None = None) -> UOp:
     """What is no value in x is none in `a & x` only where a is true, in `a | x` where it is not."""
-    decides = a.logical_not() if alu.op is Ops.AND else a
+    decides, decided = (a.logical_not(), False) if alu.op is Ops.AND else (a, True)
+    if cond is None or x is None:  # no value at all
+        return decides.where(UOp.const(decided), i)
     return (decides | cond).where(a.alu(alu.op, x), i)
 
 
 # tinygrad lets no value be the result of any operator, also where the other operand decides. It
 # writes a choice between a truth and False as an AND, so it is asked for places outside of memory.
-_either = [algebra.invalid_gate, UPat.var("a")]
-_truths = UPat((Ops.AND, Ops.OR), dtypes.bool, src=_either, name="alu")
-_of_truths = PatternMatcher([(_truths, _where_needed)])
+_of_truths = PatternMatcher(
+    [
+        (UPat((Ops.AND, Ops.OR), dtypes.bool, src=[none, UPat.var("a")], name="alu"), _where_needed)
+        for none in (algebra.invalid_gate, algebra.invalid_pat)
+    ]
+)
 
 ((_, _in_order),) = algebra.commutative.patterns
 

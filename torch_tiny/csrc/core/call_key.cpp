@@ -42,6 +42,12 @@ uint64_t complex_word(c10::complex<double> value, c10::ScalarType type) {
           (is_held ? 0 : kNotHeld));
 }
 
+// Of an integer whose value is no part of the key; negative powers of integers are refused.
+uint64_t integer_word(int64_t value, c10::ScalarType type) {
+  return head(
+      Tag::kInt, (can_be_converted(type, value) ? 0 : kNotHeld) | (value < 0 ? kNegative : 0));
+}
+
 }  // namespace
 
 bool can_hold(c10::ScalarType type, double value) {
@@ -86,7 +92,7 @@ void CallKeyWriter::foreign_tensor(
 }
 
 void CallKeyWriter::argument(double value) {
-  out_.words.push_back(float_word(value, type_at(out_.tensors), op_));
+  out_.words.push_back(float_word(value, out_.tensors, op_));
   if (op_.floats_matter) {
     out_.words.push_back(std::bit_cast<uint64_t>(value));
   }
@@ -95,7 +101,11 @@ void CallKeyWriter::argument(double value) {
 
 void CallKeyWriter::complex_number(const c10::IValue& value) {
   const auto number = value.toComplexDouble();
-  out_.words.push_back(complex_word(number, type_at(out_.tensors)));
+  auto word = complex_word(number, type_at(out_.tensors));
+  for (size_t i = 1; op_.is_listwise && i < out_.tensors.size(); ++i) {
+    word |= complex_word(number, out_.tensors[i]->scalar_type());
+  }
+  out_.words.push_back(word);
   if (op_.floats_matter) {
     out_.words.push_back(std::bit_cast<uint64_t>(number.real()));
     out_.words.push_back(std::bit_cast<uint64_t>(number.imag()));
@@ -146,7 +156,7 @@ void CallKeyWriter::scalar_list(const c10::IValue& value) {
     if (item.isDouble()) {
       out_.words.push_back(head(Tag::kDouble, doubts(item.toDouble(), type)));
     } else if (item.isInt()) {
-      out_.words.push_back(head(Tag::kInt));
+      out_.words.push_back(integer_word(item.toInt(), type));
     } else if (item.isBool()) {
       out_.words.push_back(head(Tag::kBool));
     } else if (item.isComplexDouble()) {

@@ -68,16 +68,22 @@ inline uint64_t doubts(double value, c10::ScalarType type) {
       (can_hold(c10::kFloat, value) ? 0 : kNotHeldByFloat) | (value == value ? 0 : kNotANumber);
 }
 
-// The word of a float that comes with a call whose first tensor has this type.
-inline uint64_t float_word(double value, c10::ScalarType type, const Operator& op) {
-  const auto sign = op.checks_signs && std::signbit(value) ? kNegative : 0;
-  return head(Tag::kDouble, float_class(value) | (doubts(value, type) | sign) << 8);
-}
-
 // The type of the tensor at this place, or of the last one.
 inline c10::ScalarType type_at(c10::ArrayRef<const at::Tensor*> tensors, size_t place = 0) {
   return tensors.empty() ? c10::kDouble
                          : tensors[std::min(place, tensors.size() - 1)]->scalar_type();
+}
+
+// The word of a float that comes with a call after these tensors: the first one's type counts, but
+// of lists each has a call of its own.
+inline uint64_t float_word(
+    double value, c10::ArrayRef<const at::Tensor*> tensors, const Operator& op) {
+  auto why = doubts(value, type_at(tensors));
+  for (size_t i = 1; op.is_listwise && i < tensors.size(); ++i) {
+    why |= doubts(value, tensors[i]->scalar_type());
+  }
+  why |= op.checks_signs && std::signbit(value) ? kNegative : 0;
+  return head(Tag::kDouble, float_class(value) | why << 8);
 }
 
 // Strings are compared eight characters at a time.

@@ -67,7 +67,7 @@ class KeyMatch {
     return numbers.has_value() ? argument(*numbers) : next(head(Tag::kNone));
   }
   bool argument(double value) {
-    if (op_.floats_matter || !next(float_word(value, type_at(tensors()), op_))) {
+    if (op_.floats_matter || !next(float_word(value, tensors(), op_))) {
       return false;
     }
     values_.emplace_back(value);

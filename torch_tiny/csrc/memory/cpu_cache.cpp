@@ -9,6 +9,7 @@
 #include <atomic>
 #include <bit>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -177,6 +178,9 @@ class Cache {
     allocations.add(1);
     allocated.add(static_cast<int64_t>(size));
     requested.add(static_cast<int64_t>(bytes));
+    if (const auto byte = filling.load(std::memory_order_relaxed); C10_UNLIKELY(byte >= 0)) {
+      std::memset(data, byte, bytes);
+    }
     return {data, data, &Cache::release, c10::Device(c10::kCPU)};
   }
 

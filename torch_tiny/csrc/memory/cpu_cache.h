@@ -4,6 +4,8 @@
 
 #include <c10/core/Allocator.h>
 
+#include <atomic>
+
 #include "memory/kind.h"
 
 namespace tiny {
@@ -12,6 +14,9 @@ c10::DataPtr allocate_cached(size_t bytes);
 void release_cached(void* data);
 // Whether it is from here. Any address may be asked for.
 bool is_cached(void* data);
+// What every block is filled with when it is handed out, lest a test should find there what was
+// right before; negative: nothing.
+inline std::atomic<int> filling{-1};
 
 // What there is of it, or what a container may use.
 size_t physical_memory();

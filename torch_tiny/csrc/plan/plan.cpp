@@ -81,8 +81,7 @@ std::shared_ptr<const Plan> PlanCache::find(const Trace& trace, bool& hit) {
     }
     found = plans_.insert_or_assign(hash, make_plan(trace, words_)).first;
   }
-  static std::atomic<uint64_t> moment{0};
-  found->second->last_used = moment.fetch_add(1, std::memory_order_relaxed);
+  found->second->last_used = std::chrono::steady_clock::now();
   return found->second;
 }
 
@@ -119,11 +118,11 @@ std::unordered_set<const Signature*> PlanCache::keep_recent(size_t most) {
   return kept;
 }
 
-void PlanCache::add_moments(std::vector<uint64_t>& moments) const {
+void PlanCache::add_moments(std::vector<Moment>& moments) const {
   for_each([&](const Plan& plan) { moments.push_back(plan.last_used); });
 }
 
-void PlanCache::drop_older(uint64_t moment) {
+void PlanCache::drop_older(Moment moment) {
   std::vector<std::shared_ptr<const Plan>> dropped;  // without the lock
   std::lock_guard lock(mutex_);
   std::erase_if(plans_, [&](const auto& entry) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -16,6 +17,8 @@ namespace tiny {
 
 class PlanGraph;
 
+using Moment = std::chrono::steady_clock::time_point;
+
 // How to run a trace: call by call, letting go of slots, or as compiled.
 struct Plan : std::enable_shared_from_this<Plan> {
   uint64_t id = 0;
@@ -25,7 +28,7 @@ struct Plan : std::enable_shared_from_this<Plan> {
   std::vector<uint32_t> release;
   std::vector<bool> temporary;
 
-  mutable uint64_t last_used = 0;  // a moment of all devices; guarded by the cache's lock
+  mutable Moment last_used;  // guarded by the cache's lock
 
   // Guarded by the lock that is held while running.
   mutable uint64_t runs = 0;
@@ -56,9 +59,10 @@ class PlanCache {
   // Drops plans, from those not used for longest, until no more than `most` signatures are known to
   // the rest; returns these.
   std::unordered_set<const Signature*> keep_recent(size_t most);
-  void add_moments(std::vector<uint64_t>& moments) const;
+  // When its plans were used last.
+  void add_moments(std::vector<Moment>& moments) const;
   // Drops the plans that were not used since.
-  void drop_older(uint64_t moment);
+  void drop_older(Moment moment);
 
  private:
   using Plans = std::unordered_map<uint64_t, std::shared_ptr<const Plan>>;

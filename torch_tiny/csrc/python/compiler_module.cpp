@@ -113,13 +113,13 @@ class LoadedCodes {
   }
   void add(c10::DeviceIndex device, const std::string& key, const std::shared_ptr<Code>& code) {
     forget_expired();
-    if (codes_.size() >= most_codes) {
+    if (codes_.size() >= most_codes && !codes_.contains({device, key})) {
       make_room();
+      TORCH_CHECK(
+          codes_.size() < most_codes,
+          codes_.size(),
+          " compiled regions are loaded and in use, and no more can be");
     }
-    TORCH_CHECK(
-        codes_.size() < most_codes,
-        codes_.size(),
-        " compiled regions are loaded, and no more can be");
     codes_[{device, key}] = code;
   }
 

@@ -7,6 +7,7 @@
 #include "base/lock_order.h"
 #include "core/operator.h"
 #include "memory/allocator.h"
+#include "memory/cpu_cache.h"
 #include "memory/kind.h"
 #include "memory/shared.h"
 #include "memory/storage.h"
@@ -267,8 +268,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("device_host", [](c10::DeviceIndex index) { return device_name(index); });
   def_running(
       m, "run_everything", [](const std::string& reason) { run_everything(for_ever(reason)); });
-  m.def("call_while_idle", [](const py::function& function) {
-    return call_while_idle([&] { function(); });
+  // Nothing of Python's runs meanwhile: it might record.
+  m.def("set_default_type_while_idle", [](c10::ScalarType type) {
+    return call_while_idle([&] { c10::set_default_dtype(c10::scalarTypeToTypeMeta(type)); });
   });
   m.def("default_type_was_set", &default_type_was_set);
   def_running(m, "synchronize", [](c10::DeviceIndex index) {
@@ -311,6 +313,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     most_signatures = signatures;
     most_codes = codes;
   });
+  m.def("fill_fresh_memory", [](int byte) { filling = byte; });
   m.def("in_bad_fork", &in_bad_fork);
   bind_engine(m);
   bind_portable(m);

@@ -208,19 +208,20 @@ void run_everything(const char* reason) noexcept {
 
 bool drop_old_plans() {
   const WithoutGil no_gil;
-  std::vector<uint64_t> moments;
+  std::vector<Moment> moments;
   for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
     Queue::of(index).plans().add_moments(moments);
   }
-  if (moments.size() < 2) {
+  if (moments.empty()) {
     return false;
   }
-  const auto first_kept = moments.begin() + (moments.size() + 7) / 8;
-  std::nth_element(moments.begin(), first_kept, moments.end());
+  std::sort(moments.begin(), moments.end());
+  const auto in_use_since = std::chrono::steady_clock::now() - std::chrono::seconds(1);
+  const auto kept_since = std::min(moments[moments.size() / 8] + Moment::duration(1), in_use_since);
   for (c10::DeviceIndex index = 0; index < device_count(); ++index) {
-    Queue::of(index).plans().drop_older(*first_kept);
+    Queue::of(index).plans().drop_older(kept_since);
   }
-  return true;
+  return moments.front() < kept_since;
 }
 
 bool call_while_idle(c10::function_ref<void()> body) {

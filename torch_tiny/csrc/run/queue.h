@@ -117,7 +117,8 @@ void run_trace_soon(c10::DeviceIndex index, const char* reason);
 // On all devices, or on those that this thread is running on; whoever runs next on one hears of an
 // error there.
 void run_everything(const char* reason) noexcept;
-// Of all devices, an eighth of the plans: those not used for longest. False if there are too few.
+// Of all devices, an eighth of the plans: those not used for longest. False if all are in use: what
+// goes must not have to come back at once.
 bool drop_old_plans();
 // Calls `body` while nothing is recorded, nor has been on any device that has not run. False if
 // that is not so now.
