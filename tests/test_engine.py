@@ -719,3 +719,22 @@ assert len(_C.plans(0)) == 1
         cache,
         provokes="compile",
     )
+
+
+def test_loaded_code_is_not_called_by_the_number_of_a_file(cache: Path) -> None:
+    """A crash reporter that opens libraries by their names would open some other file."""
+    auto(
+        """
+import ctypes
+x = torch.randn(64, device="tiny")
+step_until(lambda: service.engine.counts.compiles == 1, lambda: (x * 2).exp().cpu())
+class Info(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_void_p), ("name", ctypes.c_char_p)]
+names = []
+Visit = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Info), ctypes.c_size_t, ctypes.c_void_p)
+visit = Visit(lambda info, *_: names.append(info.contents.name.decode()) or 0)
+ctypes.CDLL(None).dl_iterate_phdr(visit, None)
+assert "torch_tiny" in names and not any("/fd/" in name for name in names), names
+""",
+        cache,
+    )
