@@ -84,7 +84,9 @@ def write_by_index(g: Gen) -> str:
     number, size, seed = g.number(t.dtype), t.size(d), g.rng.randint(0, 99)
     place = g.rng.choice((", device=device", ", device=device", ""))
     rows = g.rng.sample(range(t.size(0)), g.rng.randint(1, t.size(0)))
-    at = f"indices({seed}, {tuple(t.shape)}, {size}).to(device)"
+    # An index may be smaller than the tensor, whose other elements are left alone.
+    of = tuple(g.rng.randint(1, n) for n in t.shape) if g.chance(0.5) else tuple(t.shape)
+    at, half, rest = f"indices({seed}, {of}, {size}).to(device)", t.size(0) // 2, -(-t.size(0) // 2)
     one = f"torch.tensor({g.rng.sample(range(size), g.rng.randint(1, size))}, device=device)"
     return g.rng.choice(
         (
@@ -97,6 +99,11 @@ def write_by_index(g: Gen) -> str:
             f"{x}.scatter_({d}, {at}, {number})"
             if g.gpu and t.dtype != torch.int64
             else f"{x}.scatter_add_({d}, {at}, {x}.clone())",
+            f"{x}.scatter_reduce_({d}, {at}, {x}.clone(), '{g.rng.choice(('amax', 'amin'))}')"
+            if not t.dtype.is_complex
+            else f"{x}.scatter_({d}, {at}, {number})",
+            f"{x}[:{half}].copy_({x}[{rest}:])",
+            f"{x}[:{half}] *= {x}[{rest}:].flip(0)",
             f"{x}.index_fill_({d}, {one}, {number})",
             f"{x}.index_add_({d}, {one}, {x}.index_select({d}, {one}))",
             f"{x}.index_copy_({d}, {one}, {x}.index_select({d}, {one}) * 2)",
