@@ -120,6 +120,25 @@ def test_functions_of_odd_numbers(compute):
         close(a, b)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+def test_odd_constants(compute, number, dtype):
+    """Chosen, and as operands of functions."""
+    x = torch.linspace(-2, 2, 64, dtype=dtype)
+    known = torch.full_like(x, number)
+    got = compute(
+        lambda x: (
+            (x < 0).where(x.const_like(number), x),
+            call("copysign", x.const_like(number), x),
+            call("copysign", x, x.const_like(number)),
+        ),
+        x,
+    )
+    want = (torch.where(x < 0, known, x), known.copysign(x), x.copysign(known))
+    for a, b in zip(got, want, strict=True):
+        close(a, b)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("size", [64, 77])
 def test_halves(compute, dtype, size):

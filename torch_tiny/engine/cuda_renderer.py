@@ -25,9 +25,11 @@ HELPERS = """
 typedef signed char int8_t; typedef unsigned char uint8_t; typedef short int16_t;
 typedef unsigned short uint16_t; typedef int int32_t; typedef unsigned uint32_t;
 typedef long long int64_t; typedef unsigned long long uint64_t; typedef bool _Bool;
-#define __builtin_inff() __int_as_float(0x7f800000)
+#define inff() __int_as_float(0x7f800000)
+#define inf() (double)inff()
+#define __builtin_inff inff
+#define __builtin_inf inf
 #define __builtin_nanf(text) __int_as_float(0x7fc00000)
-#define __builtin_inf() (double)__builtin_inff()
 #define __builtin_nan(text) (double)__builtin_nanf(text)
 template <class T, int N>
 struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) tt_wide { T at[N]; };
